@@ -1,0 +1,1 @@
+"""The built-in recogniser, and what decoding asks of any other."""

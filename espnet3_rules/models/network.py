@@ -1,0 +1,92 @@
+"""The built-in recogniser's network: a small FastConformer CTC made of transformers' Parakeet classes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from espnet3_rules.errors import OptionError
+from espnet3_rules.models.features import FeatureOptions
+from espnet3_rules.options import Options, opt
+
+BLANK = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkOptions(Options):
+    """Size and regularisation of the FastConformer (https://arxiv.org/abs/2305.05084)."""
+
+    layers: int = opt(6, "number of conformer blocks", minimum=1)
+    width: int = opt(128, "size of the hidden states; a multiple of `heads`", minimum=4)
+    heads: int = opt(4, "attention heads a block", minimum=1)
+    feed_forward: int = opt(512, "inner size of the feed-forward layers", minimum=4)
+    kernel: int = opt(9, "frames that a block's convolution sees; odd", minimum=1)
+    subsampling: int = opt(4, "input frames per output frame", choices=(2, 4, 8))
+    subsampling_channels: int = opt(64, "channels of the convolutions that subsample", minimum=1)
+    dropout: float = opt(0.1, "dropout on activations, attention and the blocks' input", minimum=0, maximum=0.9)
+    layer_dropout: float = opt(0.0, "probability that a block is skipped in training", minimum=0, maximum=0.9)
+
+    def check(self) -> None:
+        """The heads share the width evenly, and the convolution is centred."""
+        if self.width % (2 * self.heads):
+            raise OptionError(
+                f"width: {self.width} is not a multiple of twice the {self.heads} heads",
+                hint=f"take {-(-self.width // (2 * self.heads)) * 2 * self.heads}",
+            )
+        if self.kernel % 2 == 0:
+            raise OptionError(f"kernel: {self.kernel} is even", hint=f"take {self.kernel + 1}")
+
+
+class CtcNetwork(nn.Module):
+    """Features to logits over the tokens; token 0 is CTC's blank.
+
+    No output depends on padding: Parakeet masks it in attention and convolutions, and `LogMel` leaves zeros there.
+    """
+
+    def __init__(self, options: NetworkOptions, vocab_size: int, mel_bins: int) -> None:
+        super().__init__()
+        from transformers import ParakeetCTCConfig, ParakeetEncoderConfig, ParakeetForCTC
+
+        encoder = ParakeetEncoderConfig(
+            hidden_size=options.width,
+            num_hidden_layers=options.layers,
+            num_attention_heads=options.heads,
+            intermediate_size=options.feed_forward,
+            conv_kernel_size=options.kernel,
+            subsampling_factor=options.subsampling,
+            subsampling_conv_channels=options.subsampling_channels,
+            num_mel_bins=mel_bins,
+            dropout=options.dropout,
+            activation_dropout=options.dropout,
+            attention_dropout=options.dropout,
+            layerdrop=options.layer_dropout,
+        )
+        self.ctc = ParakeetForCTC(ParakeetCTCConfig(vocab_size=vocab_size, pad_token_id=BLANK, encoder_config=encoder))
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (batch, frames', vocab) as float32 and their lengths (batch,).
+
+        Args:
+            features: (batch, frames, mel), zero after each utterance's end.
+            lengths: (batch,) frames of each utterance, at least 1.
+        """
+        mask = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
+        logits = self.ctc(input_features=features, attention_mask=mask).logits
+        return logits.float(), self.output_lengths(lengths)
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        """How many output frames (batch,) inputs of ``lengths`` frames give."""
+        return self.ctc._get_subsampling_output_length(lengths).long()
+
+
+def build_network(options: NetworkOptions, vocab_size: int, features: FeatureOptions) -> CtcNetwork:
+    """A network with fresh weights (from torch's global generator) over ``vocab_size`` tokens, the blank included."""
+    smallest = features.mel_bins // options.subsampling
+    if smallest < 1 or features.mel_bins % options.subsampling:
+        raise OptionError(
+            f"mel_bins: {features.mel_bins} is not a multiple of the subsampling, {options.subsampling}",
+            hint=f"take {max(1, smallest) * options.subsampling} or {(smallest + 1) * options.subsampling}",
+        )
+    return CtcNetwork(options, vocab_size, features.mel_bins)
