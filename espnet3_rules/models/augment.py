@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from torch import Tensor, nn
 
-from espnet3_rules.options import Options, opt
-
-
-@dataclasses.dataclass(frozen=True)
-class AugmentOptions(Options):
-    """Which parts of a training utterance are hidden (SpecAugment, https://arxiv.org/abs/1904.08779)."""
-
-    frequency_masks: int = opt(2, "bands of mel bins that are hidden", minimum=0)
-    frequency_width: int = opt(15, "a band is narrower than this, in bins", minimum=1)
-    time_masks: int = opt(4, "most stretches of time that are hidden", minimum=0)
-    time_width: int = opt(20, "a stretch is shorter than this, in frames", minimum=1)
-    time_fraction: float = opt(0.2, "most of an utterance that is hidden, as a fraction", above=0, maximum=1)
+from espnet3_rules.models.options import AugmentOptions
 
 
 class SpecAugment(nn.Module):

@@ -2,57 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor, nn
 
-from espnet3_rules.errors import OptionError
-from espnet3_rules.options import Options, opt
+from espnet3_rules.models.options import FeatureOptions
 
 #: Added before the logarithm, so that digital silence is quiet and not minus infinity (NeMo's value).
 _FLOOR = 2.0**-24
-
-
-@dataclasses.dataclass(frozen=True)
-class FeatureOptions(Options):
-    """How a waveform becomes log mel features."""
-
-    sampling_rate: int = opt(16000, "sampling rate of the waveforms in Hz; other audio is resampled", minimum=1000)
-    mel_bins: int = opt(80, "number of mel filters", minimum=4, maximum=512)
-    window_s: float = opt(0.025, "length of the analysis window in seconds", above=0, maximum=1)
-    shift_s: float = opt(0.01, "distance between two windows in seconds", above=0, maximum=1)
-    low_hz: float = opt(20.0, "lowest frequency of the mel filters in Hz", minimum=0)
-    high_hz: float | None = opt(None, "highest frequency of the mel filters in Hz; null: half the sampling rate")
-
-    def check(self) -> None:
-        """The band lies below half the sampling rate, and the windows are at least a few samples long."""
-        if not self.low_hz < self.top_hz <= self.sampling_rate / 2:
-            raise OptionError(
-                f"high_hz: the mel filters go from {self.low_hz:g} to {self.top_hz:g} Hz, "
-                f"and the audio from 0 to {self.sampling_rate / 2:g} Hz"
-            )
-        if self.shift < 1 or self.window < 2:
-            raise OptionError(f"shift_s: {self.shift_s:g} s is less than a sample at {self.sampling_rate} Hz")
-
-    @property
-    def top_hz(self) -> float:
-        """The highest frequency of the filters in Hz."""
-        return self.sampling_rate / 2 if self.high_hz is None else self.high_hz
-
-    @property
-    def window(self) -> int:
-        """Length of the window in samples."""
-        return round(self.window_s * self.sampling_rate)
-
-    @property
-    def shift(self) -> int:
-        """Distance between two windows in samples."""
-        return round(self.shift_s * self.sampling_rate)
-
-    def frames(self, samples: int) -> int:
-        """How many frames a waveform of so many samples gives; 0 where it is shorter than one window."""
-        return max(0, (samples - self.window) // self.shift + 1)
 
 
 class LogMel(nn.Module):

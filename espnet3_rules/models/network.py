@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor, nn
 
 from espnet3_rules.errors import OptionError
-from espnet3_rules.models.features import FeatureOptions
-from espnet3_rules.options import Options, opt
+from espnet3_rules.models.options import FeatureOptions, NetworkOptions
 
 BLANK = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class NetworkOptions(Options):
-    """Size and regularisation of the FastConformer (https://arxiv.org/abs/2305.05084)."""
-
-    layers: int = opt(6, "number of conformer blocks", minimum=1)
-    width: int = opt(128, "size of the hidden states; a multiple of `heads`", minimum=4)
-    heads: int = opt(4, "attention heads a block", minimum=1)
-    feed_forward: int = opt(512, "inner size of the feed-forward layers", minimum=4)
-    kernel: int = opt(9, "frames that a block's convolution sees; odd", minimum=1)
-    subsampling: int = opt(4, "input frames per output frame", choices=(2, 4, 8))
-    subsampling_channels: int = opt(64, "channels of the convolutions that subsample", minimum=1)
-    dropout: float = opt(0.1, "dropout on activations, attention and the blocks' input", minimum=0, maximum=0.9)
-    layer_dropout: float = opt(0.0, "probability that a block is skipped in training", minimum=0, maximum=0.9)
-
-    def check(self) -> None:
-        """The heads share the width evenly, and the convolution is centred."""
-        if self.width % (2 * self.heads):
-            raise OptionError(
-                f"width: {self.width} is not a multiple of twice the {self.heads} heads",
-                hint=f"take {-(-self.width // (2 * self.heads)) * 2 * self.heads}",
-            )
-        if self.kernel % 2 == 0:
-            raise OptionError(f"kernel: {self.kernel} is even", hint=f"take {self.kernel + 1}")
 
 
 class CtcNetwork(nn.Module):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from espnet3_rules import tokens as token_module
 from espnet3_rules.errors import DataError, OptionError, RulesError
-from espnet3_rules.models.features import FeatureOptions
-from espnet3_rules.models.network import NetworkOptions
+from espnet3_rules.models.options import FeatureOptions, NetworkOptions
 from espnet3_rules.records import read_json, write_aside, write_json
 
 if TYPE_CHECKING:
