@@ -102,6 +102,17 @@ class Options:
         """The options as plain values; with ``only_result`` without the keys that cannot change the result."""
         return _plain(self, only_result)
 
+    def quiet_dict(self) -> dict[str, Any]:
+        """The rest of ``to_dict(only_result=True)``: the keys that cannot change the result."""
+        quiet: dict[str, Any] = {}
+        for field in dataclasses.fields(typing.cast(Any, self)):
+            value = getattr(self, field.name)
+            if not field.metadata.get("affects_result", True):
+                quiet[field.name] = _plain(value, False)
+            elif isinstance(value, Options) and (inner := value.quiet_dict()):
+                quiet[field.name] = inner
+        return quiet
+
 
 def _plain(value: Any, only_result: bool) -> Any:
     if isinstance(value, Options):
@@ -134,6 +145,27 @@ def unknown_key(path: str, key: str, known: Iterable[str]) -> OptionError:
     near = nearest(key, known)
     guess = f"did you mean '{near}'? " if near else ""
     return OptionError(f"{path}: unknown key", hint=f"{guess}known here: {', '.join(known) or 'none'}")
+
+
+def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``below`` with ``above`` laid over it, block by block; a block with another ``_target_`` or ``type`` replaces."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and not _another_kind(old, value):
+            merged[key] = lay_over(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _another_kind(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return any(key in new and key in old and new[key] != old[key] for key in ("_target_", "type"))
+
+
+def nested(keys: list[str], value: Any) -> dict[str, Any]:
+    """``{"a": {"b": value}}`` for the keys ``["a", "b"]``."""
+    return {keys[0]: value if len(keys) == 1 else nested(keys[1:], value)}
 
 
 @functools.cache

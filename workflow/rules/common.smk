@@ -1,0 +1,46 @@
+# What the rules share: the checked config and the names of files.
+from espnet3_rules import config as rules_config
+from espnet3_rules import decode as decode_stage
+from espnet3_rules import merge as merge_stage
+from espnet3_rules import prepare as prepare_stage
+from espnet3_rules import report as report_stage
+from espnet3_rules import score as score_stage
+from espnet3_rules import shards as plan_stage
+from espnet3_rules import train as train_stage
+from espnet3_rules.errors import RulesError
+from snakemake.exceptions import WorkflowError
+
+ENV = "../envs/espnet3-rules.yaml"
+
+try:
+    for path in workflow.configfiles:
+        rules_config.check_file(path)
+    CFG = rules_config.resolve(config, workflow.config_settings.config)
+except RulesError as error:
+    raise WorkflowError(str(error)) from None
+
+DATA, EXP = CFG.root.data_dir, CFG.root.exp_dir
+EXPERIMENT = EXP + "/{system}/decode/{decoder}/{corpus}/{split}"
+SHARDS = CFG.decode.shards
+
+
+wildcard_constraints:
+    corpus=r"[^/]+",
+    split=r"[^/]+",
+    system=r"[^/]+",
+    decoder=r"[^/]+",
+
+
+def manifest(name: str) -> str:
+    return f"{DATA}/{name}.jsonl.gz"
+
+
+def index(name: str) -> str:
+    return f"{DATA}/{name}.index.jsonl"
+
+
+def trained_model(system: str) -> list[str]:
+    """The files of a model; none for a system that is only given."""
+    if system not in CFG.trained():
+        return []
+    return [f"{EXP}/{system}/model/{name}" for name in ("config.json", "tokens.json", "model.safetensors")]

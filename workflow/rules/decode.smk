@@ -1,0 +1,72 @@
+rule plan_shards:
+    input:
+        manifest=DATA + "/{corpus}/{split}.jsonl.gz",
+        index=DATA + "/{corpus}/{split}.index.jsonl",
+    output:
+        plan=EXPERIMENT + "/plan/plan.json",
+        shards=[f"{EXPERIMENT}/plan/{number}-of-{SHARDS}.jsonl" for number in range(1, SHARDS + 1)],
+    log:
+        EXPERIMENT + "/logs/plan.log",
+    params:
+        options=CFG.json(CFG.root.plan.to_dict()),
+        version=plan_stage.VERSION,
+        plan_dir=lambda wildcards, output: Path(output.plan).parent,
+    conda:
+        ENV
+    shell:
+        "espnet3-rules plan --manifest {input.manifest:q} --out {params.plan_dir:q} --shards {SHARDS}"
+        " --options {params.options:q} --log {log:q}"
+
+
+rule decode_shard:
+    input:
+        manifest=DATA + "/{corpus}/{split}.jsonl.gz",
+        index=DATA + "/{corpus}/{split}.index.jsonl",
+        plan=EXPERIMENT + "/plan/plan.json",
+        shard=EXPERIMENT + "/plan/{number}-of-{shards}.jsonl",
+        model=lambda wildcards: trained_model(wildcards.system),
+        files=lambda wildcards: CFG.decoder_files(wildcards.decoder),
+    output:
+        EXPERIMENT + "/shards/{number}-of-{shards}.jsonl",
+    log:
+        EXPERIMENT + "/logs/decode-{number}-of-{shards}.log",
+    params:
+        model=lambda wildcards, input: CFG.model(wildcards.system, input.model),
+        given=lambda wildcards: CFG.json(CFG.systems[wildcards.system].model),
+        options=lambda wildcards: CFG.json(CFG.decoding(wildcards.decoder)),
+        version=decode_stage.VERSION,
+        # cannot change the text: a parameter that looks at `threads` reruns nothing
+        quiet=lambda wildcards, threads: CFG.json(CFG.decoding_quiet(wildcards.decoder, threads)),
+        plan_dir=lambda wildcards, input: Path(input.plan).parent,
+        journal=lambda wildcards, output: Path(output[0]).parent.parent / "journal",
+    threads: 1
+    conda:
+        ENV
+    shell:
+        "espnet3-rules decode --manifest {input.manifest:q} --plan {params.plan_dir:q}"
+        " --shard {wildcards.number} --shards {wildcards.shards} --model {params.model:q}"
+        " --journal {params.journal:q} --out {output:q} --options {params.options:q} --options {params.quiet:q}"
+        " --log {log:q}"
+
+
+rule merge_shards:
+    input:
+        manifest=DATA + "/{corpus}/{split}.jsonl.gz",
+        index=DATA + "/{corpus}/{split}.index.jsonl",
+        plan=EXPERIMENT + "/plan/plan.json",
+        shards=[f"{EXPERIMENT}/shards/{number}-of-{SHARDS}.jsonl" for number in range(1, SHARDS + 1)],
+    output:
+        hypotheses=EXPERIMENT + "/hypotheses.jsonl",
+        failed=EXPERIMENT + "/failed.tsv",
+        text=EXPERIMENT + "/text",
+    log:
+        EXPERIMENT + "/logs/merge.log",
+    params:
+        version=merge_stage.VERSION,
+        plan_dir=lambda wildcards, input: Path(input.plan).parent,
+        out=lambda wildcards, output: Path(output.hypotheses).parent,
+    conda:
+        ENV
+    shell:
+        "espnet3-rules merge --manifest {input.manifest:q} --plan {params.plan_dir:q} --shards {input.shards:q}"
+        " --out {params.out:q} --log {log:q}"

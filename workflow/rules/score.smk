@@ -1,0 +1,19 @@
+rule score_hypotheses:
+    input:
+        manifest=DATA + "/{corpus}/{split}.jsonl.gz",
+        hypotheses=EXPERIMENT + "/hypotheses.jsonl",
+    output:
+        scores=EXPERIMENT + "/scores.json",
+        references=EXPERIMENT + "/ref.trn",
+        hypotheses=EXPERIMENT + "/hyp.trn",
+    log:
+        EXPERIMENT + "/logs/score.log",
+    params:
+        options=CFG.json(CFG.root.score.to_dict()),
+        version=score_stage.VERSION,
+    conda:
+        ENV
+    shell:
+        "espnet3-rules score --manifest {input.manifest:q} --hypotheses {input.hypotheses:q} --out {output.scores:q}"
+        " --system {wildcards.system:q} --decoder {wildcards.decoder:q}"
+        " --test-set {wildcards.corpus:q}/{wildcards.split:q} --options {params.options:q} --log {log:q}"
