@@ -1,0 +1,442 @@
+"""Manifests: Lhotse cuts as gzipped JSON lines, with an index beside them for planning and random access.
+
+``<split>.jsonl.gz`` holds one ``MonoCut`` a line and reads with any gzip reader, but is made of small gzip members,
+so that a byte offset finds a cut. ``<split>.index.jsonl`` has a line a cut and a last line with the manifest's
+digest: an index that is missing, cut off or of another manifest is seen as such, and made anew.
+Nothing here needs torch, numpy or lhotse, apart from `ManifestReader` where it gives cut objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from espnet3_rules.errors import DataError, RulesError
+from espnet3_rules.records import canonical_json, content_key, file_digest, read_jsonl, write_aside
+
+if TYPE_CHECKING:
+    from lhotse import MonoCut
+
+#: Of the layout of manifest and index.
+VERSION = 1
+#: Cuts in one gzip member: one random access unpacks about 40 kB (0.2 ms), and gzip still finds what repeats.
+CUTS_PER_MEMBER = 64
+#: Key in a cut's ``custom`` block: why its audio cannot be read. Such a cut is decoded to a failed line, and never
+#: trained on.
+UNREADABLE = "unreadable"
+
+#: (size in bytes, mtime in ns), or None where there is no such file.
+Stamp = tuple[int, int] | None
+
+# trn, ctm and Kaldi's text split at whitespace and have no escapes; lone surrogates cannot be written as UTF-8
+_NOT_IN_IDS = re.compile("[\\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+class Entry(NamedTuple):
+    """One line of the index (a tuple, because an index may have hundreds of thousands)."""
+
+    id: str
+    duration_s: float
+    #: Byte offset in the manifest where the cut's gzip member starts.
+    offset: int
+    #: Number of the cut's line within that member, from 0.
+    line: int
+    #: Hash of id, start, duration, channel and sampling rate.
+    cut: str
+    #: The audio files, absolute.
+    audio: tuple[str, ...]
+    #: Their sizes and mtimes when the manifest was written.
+    stamp: tuple[Stamp, ...]
+    #: The reference text as the corpus gave it.
+    text: str
+    #: Why the audio cannot be read; None where it can.
+    unreadable: str | None
+
+
+def index_path(manifest: Path | str) -> Path:
+    """Where the index of a manifest lies: ``test.jsonl.gz`` -> ``test.index.jsonl``."""
+    manifest = Path(manifest)
+    return manifest.with_name(manifest.name.removesuffix(".gz").removesuffix(".jsonl") + ".index.jsonl")
+
+
+def id_problem(utt_id: Any) -> str | None:
+    """Why ``utt_id`` cannot be an utterance's id, or None where it can."""
+    if not isinstance(utt_id, str) or not utt_id:
+        return f"the id {utt_id!r} is not a text of at least one character"
+    found = _NOT_IN_IDS.search(utt_id)
+    if found:
+        return f"the id {utt_id!r} holds {found[0]!r}, and an id may hold no whitespace and no control characters"
+    return None
+
+
+def stamp_of(path: str) -> Stamp:
+    """Size and mtime of a file now; None where there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - called for every audio file at each start of the workflow
+    except (OSError, ValueError):
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+class ItemHasher:
+    """Item hashes of entries, with each audio file looked at once (a recording may hold thousands of cuts).
+
+    Args:
+        hash_audio: take the audio's content rather than its size and mtime: slow, but it survives a copy to
+            another disk.
+    """
+
+    def __init__(self, *, hash_audio: bool = False) -> None:
+        self._look = functools.cache(_content_of if hash_audio else stamp_of)
+        self._kind = "content" if hash_audio else "stamp"
+
+    def __call__(self, entry: Entry) -> str:
+        """The hash over the cut and its audio as it is now, 32 hexadecimal digits."""
+        return content_key([entry.cut, self._kind, [self._look(path) for path in entry.audio]])[:32]
+
+
+def _content_of(path: str) -> str | None:
+    try:
+        return file_digest(Path(path))
+    except OSError:
+        return None
+
+
+def item_hash(entry: Entry, *, hash_audio: bool = False) -> str:
+    """The hash over a cut and its audio as it is now; for many entries take one `ItemHasher`."""
+    return ItemHasher(hash_audio=hash_audio)(entry)
+
+
+def cut_text(record: dict[str, Any]) -> str:
+    """The reference text of a cut's record: its supervisions' texts in their order, joined by a space."""
+    return " ".join(s["text"] for s in record.get("supervisions") or () if s.get("text"))
+
+
+class _Same(Exception):
+    """What was written is what is there already."""
+
+
+class _Hashing:
+    """A stream that counts and hashes what is written to it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._hash, self.size = stream, hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> None:
+        self._stream.write(data)
+        self._hash.update(data)
+        self.size += len(data)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+@contextlib.contextmanager
+def _write_if_changed(path: Path) -> Iterator[_Hashing]:
+    """Like `write_aside`, but a file that would get the content it has keeps its mtime: nothing later reruns."""
+    with contextlib.suppress(_Same), write_aside(path, "wb") as stream:
+        hashing = _Hashing(stream)
+        yield hashing
+        if path.is_file() and path.stat().st_size == hashing.size and file_digest(path) == hashing.digest():
+            raise _Same
+
+
+def write_manifest(path: Path | str, cuts: Iterable[MonoCut | dict[str, Any]]) -> int:
+    """Publishes cuts (or their records) as manifest and index, and returns how many there are.
+
+    Cuts are streamed. Files whose content would be the same are left untouched.
+
+    Raises:
+        DataError: an id is double or cannot be an id, or a cut has no recording; nothing is written then.
+    """
+    path = Path(path)
+    # the manifest is the inner one, published first: an index without its manifest would be of no use
+    with _write_if_changed(index_path(path)) as index, _write_if_changed(path) as manifest:
+        return _write_members(cuts, manifest, index, path)
+
+
+def _write_members(cuts: Iterable[Any], manifest: _Hashing, index: _Hashing, path: Path) -> int:
+    seen: dict[str, int] = {}
+    stamps = functools.cache(stamp_of)
+    lines: list[str] = []
+
+    def close_member() -> None:
+        if lines:  # mtime=0: the same cuts give the same bytes
+            manifest.write(gzip.compress("".join(lines).encode(), compresslevel=6, mtime=0))
+            lines.clear()
+
+    for number, cut in enumerate(cuts, 1):
+        record = cut if isinstance(cut, dict) else cut.to_dict()
+        where = f"{path}, cut {number}"
+        if len(lines) == CUTS_PER_MEMBER:
+            close_member()
+        entry = _entry(record, manifest.size, len(lines), stamps, where)
+        if entry.id in seen:
+            raise DataError(
+                f"{path}: the id {entry.id!r} of cut {number} is that of cut {seen[entry.id]} too",
+                hint="give each utterance an id of its own",
+            )
+        seen[entry.id] = number
+        try:
+            lines.append(canonical_json(record) + "\n")
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{where} ({entry.id}): cannot be written as JSON: {error}") from error
+        index.write((_entry_line(entry) + "\n").encode())
+    close_member()
+    if not manifest.size:  # an empty test set is still a gzip file
+        manifest.write(gzip.compress(b"", mtime=0))
+    index.write((_last_line(len(seen), manifest.size, manifest.digest()) + "\n").encode())
+    return len(seen)
+
+
+def _entry(record: dict[str, Any], offset: int, line: int, stamps: Any, where: str) -> Entry:
+    problem = id_problem(record.get("id"))
+    if problem:
+        raise DataError(f"{where}: {problem}", hint="rename it in the corpus, for instance with '_' for a space")
+    recording = record.get("recording")
+    if record.get("type") != "MonoCut" or not recording or "duration" not in record:
+        raise DataError(
+            f"{where} ({record['id']}): expected a MonoCut with a recording and a duration, found "
+            f"{record.get('type') or 'no cut'} with {', '.join(sorted(record))}",
+            hint="let 'espnet3-rules prepare' make the manifest; a corpus of type lhotse takes any lhotse manifest",
+        )
+    audio = tuple(s["source"] for s in recording["sources"] if s["type"] == "file")
+    key = [record["id"], record.get("start", 0.0), record["duration"], record["channel"], recording["sampling_rate"]]
+    return Entry(
+        id=record["id"],
+        duration_s=record["duration"],
+        offset=offset,
+        line=line,
+        cut=content_key(key)[:32],
+        audio=audio,
+        stamp=tuple(stamps(name) for name in audio),
+        text=cut_text(record),
+        unreadable=(record.get("custom") or {}).get(UNREADABLE),
+    )
+
+
+def _entry_line(entry: Entry) -> str:
+    return canonical_json({k: v for k, v in entry._asdict().items() if v is not None})
+
+
+def _last_line(cuts: int, size: int, digest: str) -> str:
+    return canonical_json({"version": VERSION, "cuts": cuts, "manifest_bytes": size, "manifest_sha256": digest})
+
+
+def read_index(path: Path | str) -> list[Entry]:
+    """The entries of a manifest's index, in the manifest's order.
+
+    An index that is missing, damaged or of another state of the manifest is made anew (and published where the
+    folder can be written).
+
+    Raises:
+        DataError: there is no such manifest, or it is damaged.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise _no_manifest(path)
+    loaded = _load_index(path)
+    if loaded and loaded[1]["manifest_sha256"] == file_digest(path):
+        return loaded[0]
+    entries = _index_of(path)
+    with contextlib.suppress(OSError, RulesError), _write_if_changed(index_path(path)) as stream:
+        for entry in entries:
+            stream.write((_entry_line(entry) + "\n").encode())
+        stream.write((_last_line(len(entries), path.stat().st_size, file_digest(path)) + "\n").encode())
+    return entries
+
+
+def _no_manifest(path: Path) -> DataError:
+    return DataError(f"{path}: no such manifest", hint="make it with 'espnet3-rules prepare', or correct the path")
+
+
+def _load_index(path: Path) -> tuple[list[Entry], dict[str, Any]] | None:
+    """The index's entries and its last line, or None where the index cannot be the manifest's."""
+    try:
+        lines = index_path(path).read_bytes().split(b"\n")
+        # one call for all lines: three times as fast as one a line
+        *records, last = json.loads(b"[" + b",".join(lines[:-1]) + b"]")
+        if last["version"] != VERSION or last["cuts"] != len(records):
+            return None
+        if last["manifest_bytes"] != path.stat().st_size:
+            return None
+        return [
+            Entry(
+                r["id"],
+                r["duration_s"],
+                r["offset"],
+                r["line"],
+                r["cut"],
+                tuple(r["audio"]),
+                tuple([tuple(s) if s else None for s in r["stamp"]]),
+                r["text"],
+                r.get("unreadable"),
+            )
+            for r in records
+        ], last
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _index_of(path: Path) -> list[Entry]:
+    """The entries of a manifest that has no usable index; of a foreign one too."""
+    stamps = functools.cache(stamp_of)
+    entries: dict[str, Entry] = {}
+    number = 0
+    for offset, lines in _blocks(path):
+        for line, text in enumerate(lines):
+            if not text.strip():
+                continue
+            number += 1
+            where = f"{path}, line {number}"
+            try:
+                record = json.loads(text)
+            except ValueError as error:
+                raise DataError(f"{where}: not JSON: {text[:80]!r}", hint="prepare it again") from error
+            entry = _entry(record, offset, line, stamps, where)
+            if entry.id in entries:
+                raise DataError(f"{where}: the id {entry.id!r} stands there twice", hint="see 'espnet3-rules validate'")
+            entries[entry.id] = entry
+    return list(entries.values())
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """(byte offset, lines) of each gzip member, or of each line of a plain file."""
+    with path.open("rb") as stream:
+        if path.suffix != ".gz":
+            offset = 0
+            for text in stream:
+                yield offset, [text]
+                offset += len(text)
+            return
+        offset, size = 0, path.stat().st_size
+        while offset < size:
+            data, used = _member(stream.fileno(), offset, path)
+            yield offset, data.split(b"\n")
+            offset += used
+
+
+def _member(descriptor: int, offset: int, path: Path) -> tuple[bytes, int]:
+    """The unpacked gzip member at a byte offset, and how many bytes it takes in the file."""
+    unpacker = zlib.decompressobj(wbits=31)
+    parts, used = [], 0
+    try:
+        while not unpacker.eof:
+            # pread has no position of its own: threads and forked loader workers can share the descriptor
+            chunk = os.pread(descriptor, 1 << 14, offset + used)
+            if not chunk:
+                raise zlib.error("it ends too early")
+            parts.append(unpacker.decompress(chunk))
+            used += len(chunk)
+    except zlib.error as error:
+        raise DataError(
+            f"{path}: the compressed file is cut off or damaged after byte {offset} ({error})",
+            hint="delete it and give the same command again: prepare makes it anew",
+        ) from error
+    return b"".join(parts), used - len(unpacker.unused_data)
+
+
+def read_cut_records(path: Path | str) -> Iterator[dict[str, Any]]:
+    """The cuts of a manifest as plain JSON objects, one at a time.
+
+    Raises:
+        DataError: no such manifest, or a line that is not whole; names it.
+    """
+    if not Path(path).is_file():
+        raise _no_manifest(Path(path))
+    return read_jsonl(path)
+
+
+def read_texts(path: Path | str) -> dict[str, str]:
+    """The reference text of each utterance id, in the manifest's order."""
+    return {entry.id: entry.text for entry in read_index(path)}
+
+
+def changed_audio(path: Path | str) -> list[str]:
+    """The audio files whose size or mtime is no longer what the index says (came and went included).
+
+    Called at every start of the workflow: 10,000 files take about 0.1 s. Without a manifest there is nothing to
+    compare. Where the index is not the manifest's, the index itself is named, so that prepare makes both anew.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return []
+    loaded = _load_index(path)
+    if not loaded:
+        return [str(index_path(path))]
+    known: dict[str, Stamp] = {}
+    for entry in loaded[0]:
+        known.update(zip(entry.audio, entry.stamp, strict=True))
+    return [name for name, stamp in known.items() if stamp_of(name) != stamp]
+
+
+class ManifestReader:
+    """Random access to a manifest's cuts by utterance id, without parsing the rest.
+
+    Can be shared by threads, forked and pickled.
+
+    Raises:
+        DataError: there is no such manifest, or it is damaged.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.entries = {entry.id: entry for entry in read_index(self.path)}
+        self._open()
+
+    def _open(self) -> None:
+        # kept open: a manifest that is replaced meanwhile cannot mix with the index read before
+        self._stream = self.path.open("rb")
+        # neighbours are often asked for together: keep the last few members
+        self._lines = functools.lru_cache(maxsize=8)(self._lines_at)
+
+    def _lines_at(self, offset: int) -> list[bytes]:
+        if self.path.suffix == ".gz":
+            return _member(self._stream.fileno(), offset, self.path)[0].split(b"\n")
+        with self.path.open("rb") as stream:
+            stream.seek(offset)
+            return [stream.readline()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "entries": self.entries}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __contains__(self, utt_id: object) -> bool:
+        return utt_id in self.entries
+
+    def record(self, utt_id: str) -> dict[str, Any]:
+        """The cut as a plain JSON object.
+
+        Raises:
+            DataError: no such utterance.
+        """
+        entry = self.entries.get(utt_id)
+        if entry is None:
+            raise DataError(f"{self.path}: no utterance {utt_id!r} among its {len(self.entries)}")
+        record: dict[str, Any] = json.loads(self._lines(entry.offset)[entry.line])
+        return record
+
+    def __getitem__(self, utt_id: str) -> MonoCut:
+        from lhotse import MonoCut
+
+        record = self.record(utt_id)
+        record.pop("type", None)
+        return MonoCut.from_dict(record)
