@@ -56,7 +56,7 @@ def profile(*, action: Literal["install"], source: Path | None = None, target: P
             return
         raise OptionError(
             f"{target}: there is another profile of that name, which was left as it is",
-            hint=f"install beside it with --target {target.with_name('espnet3-slurm')}, and use --profile espnet3-slurm",
+            hint=f"install beside it: --target {target.with_name('espnet3-slurm')}, then --profile espnet3-slurm",
         )
     shutil.copytree(source, target)
     print(f"{target}: installed; use `snakemake --profile {target.name}`")

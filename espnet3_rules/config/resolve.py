@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from espnet3_rules.errors import OptionError
 from espnet3_rules.gate import GateOptions
 from espnet3_rules.models.search import SearchOptions
 from espnet3_rules.options import join, lay_over, nearest, nested, opt, unknown_key
+from espnet3_rules.records import canonical_json
 from espnet3_rules.train import TrainOptions
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]*\Z")
@@ -60,10 +62,9 @@ class Experiment:
     decoder: str
     test_set: str
 
-    @property
-    def folder(self) -> str:
-        """Where its files lie, below the experiments' folder."""
-        return f"{self.system}/decode/{self.decoder}/{self.test_set}"
+    def folder_in(self, exp_dir: str) -> str:
+        """Where its files lie, below the folder of all experiments."""
+        return f"{exp_dir}/{self.system}/decode/{self.decoder}/{self.test_set}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Config:
     """A checked config."""
 
     root: RootOptions
+    #: The name of each corpus's type, and its options.
+    types: Mapping[str, str]
     corpora: Mapping[str, Any]
     systems: Mapping[str, System]
     decoders: Mapping[str, SearchOptions]
@@ -88,13 +91,81 @@ class Config:
         wanted = itertools.chain.from_iterable((*s.train, *s.valid, *s.test_sets) for s in self.systems.values())
         return list(dict.fromkeys(wanted))
 
+    def trained(self) -> list[str]:
+        """The systems that are trained here."""
+        return [name for name, system in self.systems.items() if system.options]
+
+    def sources(self, corpus: str, split: str) -> list[str]:
+        """The files that describe a split of a corpus (lists, transcripts); not the audio, which can be millions."""
+        return [str(path) for path in self.corpora[corpus].sources(split)]
+
     def corpus_options(self, corpus: str) -> dict[str, Any]:
         """What ``prepare`` is given for a corpus: its type, its options, the seed."""
-        return {"corpus": self.corpora[corpus].to_dict(), "seed": self.root.seed}
+        return {"type": self.types[corpus], "seed": self.root.seed, **self.corpora[corpus].to_dict()}
+
+    def training(self, system: str) -> dict[str, Any]:
+        """The options of a system's training that can change its model."""
+        options = self.systems[system].options
+        assert options is not None
+        return options.to_dict(only_result=True)
+
+    def training_quiet(self, system: str, threads: int) -> dict[str, Any]:
+        """The options of a system's training that cannot change its model; ``threads`` where the user gave none."""
+        options = self.systems[system].options
+        assert options is not None
+        return _with_threads(options.quiet_dict(), max(1, threads // options.num_device))
+
+    def decoding(self, decoder: str) -> dict[str, Any]:
+        """The options of a decoder that can change a text."""
+        return self.options_of_decoder(decoder).to_dict(only_result=True)
+
+    def decoding_quiet(self, decoder: str, threads: int) -> dict[str, Any]:
+        """The options of decoding that cannot change a text."""
+        return _with_threads(self.options_of_decoder(decoder).quiet_dict(), threads)
 
     def options_of_decoder(self, decoder: str) -> DecodeOptions:
         """What ``decode`` is given."""
         return DecodeOptions.from_dict({**self.decode_options, "search": self.decoders[decoder]}, "decode")
+
+    def decoder_files(self, decoder: str) -> list[str]:
+        """The files that a decoder reads: its language model."""
+        return [lm] if (lm := self.decoders[decoder].lm) else []
+
+    def model(self, system: str, files: Sequence[str]) -> str:
+        """What ``decode --model`` is given: the folder of a trained model, or the block of a given one."""
+        given = self.systems[system].model
+        return json.dumps(given, ensure_ascii=False) if given else str(Path(files[0]).parent)
+
+    def gate(self) -> dict[str, Any]:
+        """What ``gate`` is given."""
+        return {f.name: getattr(self.decode, f.name) for f in dataclasses.fields(GateOptions)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole config as plain values, defaults filled in."""
+        plain = self.root.to_dict()
+        plain["corpora"] = {name: {"type": self.types[name], **c.to_dict()} for name, c in self.corpora.items()}
+        plain["systems"] = {name: _plain_system(system) for name, system in self.systems.items()}
+        plain["decoders"] = {name: decoder.to_dict() for name, decoder in self.decoders.items()}
+        plain["decode"] = {**self.decode.to_dict(), **self.decode_options}
+        return plain
+
+    @staticmethod
+    def json(value: Any) -> str:
+        """``value`` as one command-line argument, the same for the same value."""
+        return canonical_json(value)
+
+
+def _with_threads(options: dict[str, Any], threads: int) -> dict[str, Any]:
+    if options.get("threads") is None:
+        options["threads"] = threads
+    return options
+
+
+def _plain_system(system: System) -> dict[str, Any]:
+    tests = {"test_sets": list(system.test_sets)}
+    if system.options is None:
+        return {"model": system.model, **tests}
+    return {"train": list(system.train), "valid": list(system.valid), **tests, **system.options.to_dict()}
 
 
 def load(path: Path | str, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -141,9 +212,7 @@ def resolve(config: Mapping[str, Any], overrides: Mapping[str, Any] | None = Non
     values = _interpolate(lay_over(config, _from_text(overrides or {})))
     root = RootOptions.from_dict(values)
     found = {name: _corpus(name, block) for name, block in root.corpora.items()}
-    systems = {
-        name: _system(name, block, root, found) for name, block in _swept(root.systems, "systems")
-    }
+    systems = {name: _system(name, block, root, found) for name, block in _swept(root.systems, "systems")}
     decoders = {
         name: SearchOptions.from_dict(block, f"decoders.{name}") for name, block in _swept(root.decoders, "decoders")
     }
@@ -156,7 +225,8 @@ def resolve(config: Mapping[str, Any], overrides: Mapping[str, Any] | None = Non
             raise unknown_key(f"decode.{key}", key, known)
     DecodeOptions.from_dict(rest, "decode")
     _check_whole(root, found, systems, decoders)
-    return Config(root, found, systems, decoders, block, rest)
+    types = {name: block["type"] for name, block in root.corpora.items()}
+    return Config(root, types, found, systems, decoders, block, rest)
 
 
 def _check_whole(root: RootOptions, found: Mapping, systems: Mapping, decoders: Mapping) -> None:
