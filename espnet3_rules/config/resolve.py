@@ -113,7 +113,9 @@ class Config:
         """The options of a system's training that cannot change its model; ``threads`` where the user gave none."""
         options = self.systems[system].options
         assert options is not None
-        return _with_threads(options.quiet_dict(), max(1, threads // options.num_device))
+        # the whole trainer block: laid over the part that can change the model, it completes its lists
+        quiet = {**options.quiet_dict(), "trainer": options.trainer}
+        return _with_threads(quiet, max(1, threads // options.num_device))
 
     def decoding(self, decoder: str) -> dict[str, Any]:
         """The options of a decoder that can change a text."""
