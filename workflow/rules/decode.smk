@@ -7,12 +7,12 @@ rule plan_shards:
         shards=[f"{EXPERIMENT}/plan/{number}-of-{SHARDS}.jsonl" for number in range(1, SHARDS + 1)],
     log:
         EXPERIMENT + "/logs/plan.log",
+    conda:
+        ENV
     params:
         options=CFG.json(CFG.root.plan.to_dict()),
         version=plan_stage.VERSION,
         plan_dir=lambda wildcards, output: Path(output.plan).parent,
-    conda:
-        ENV
     shell:
         "espnet3-rules plan --manifest {input.manifest:q} --out {params.plan_dir:q} --shards {SHARDS}"
         " --options {params.options:q} --log {log:q}"
@@ -30,6 +30,9 @@ rule decode_shard:
         EXPERIMENT + "/shards/{number}-of-{shards}.jsonl",
     log:
         EXPERIMENT + "/logs/decode-{number}-of-{shards}.log",
+    conda:
+        ENV
+    threads: 1
     params:
         model=lambda wildcards, input: CFG.model(wildcards.system, input.model),
         given=lambda wildcards: CFG.json(CFG.systems[wildcards.system].model),
@@ -39,9 +42,6 @@ rule decode_shard:
         quiet=lambda wildcards, threads: CFG.json(CFG.decoding_quiet(wildcards.decoder, threads)),
         plan_dir=lambda wildcards, input: Path(input.plan).parent,
         journal=lambda wildcards, output: Path(output[0]).parent.parent / "journal",
-    threads: 1
-    conda:
-        ENV
     shell:
         "espnet3-rules decode --manifest {input.manifest:q} --plan {params.plan_dir:q}"
         " --shard {wildcards.number} --shards {wildcards.shards} --model {params.model:q}"
@@ -61,12 +61,12 @@ rule merge_shards:
         text=EXPERIMENT + "/text",
     log:
         EXPERIMENT + "/logs/merge.log",
+    conda:
+        ENV
     params:
         version=merge_stage.VERSION,
         plan_dir=lambda wildcards, input: Path(input.plan).parent,
         out=lambda wildcards, output: Path(output.hypotheses).parent,
-    conda:
-        ENV
     shell:
         "espnet3-rules merge --manifest {input.manifest:q} --plan {params.plan_dir:q} --shards {input.shards:q}"
         " --out {params.out:q} --log {log:q}"

@@ -13,14 +13,14 @@ rule prepare_split:
         index=DATA + "/{corpus}/{split}.index.jsonl",
     log:
         EXP + "/logs/prepare/{corpus}-{split}.log",
+    conda:
+        ENV
+    threads: workflow.cores or 1
     params:
         corpus=lambda wildcards: CFG.json(CFG.corpus_options(wildcards.corpus)),
         audio_dir=lambda wildcards, output: f"{DATA}/{wildcards.corpus}/audio",
         version=prepare_stage.VERSION,
         workers=lambda wildcards, threads: CFG.json({"workers": CFG.root.parallel.n_workers or threads}),
-    threads: workflow.cores or 1
-    conda:
-        ENV
     shell:
         "espnet3-rules prepare --corpus {params.corpus:q} --split {wildcards.split:q} --out {output.manifest:q}"
         " --audio-dir {params.audio_dir:q} --options {params.workers:q} --log {log:q}"

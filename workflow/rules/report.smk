@@ -6,10 +6,10 @@ rule report:
         csv=EXP + "/results.csv",
     log:
         EXP + "/logs/report.log",
-    params:
-        version=report_stage.VERSION,
     conda:
         ENV
+    params:
+        version=report_stage.VERSION,
     shell:
         "espnet3-rules report --scores {input.scores:q} --out {output.table:q} --log {log:q}"
 
@@ -23,9 +23,9 @@ rule gate:
         EXP + "/gate.json",
     log:
         EXP + "/logs/gate.log",
-    params:
-        options=CFG.json(CFG.gate()),
     conda:
         ENV
+    params:
+        options=CFG.json(CFG.gate()),
     shell:
         "espnet3-rules gate --scores {input.scores:q} --out {output:q} --options {params.options:q} --log {log:q}"

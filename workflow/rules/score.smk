@@ -8,11 +8,11 @@ rule score_hypotheses:
         hypotheses=EXPERIMENT + "/hyp.trn",
     log:
         EXPERIMENT + "/logs/score.log",
+    conda:
+        ENV
     params:
         options=CFG.json(CFG.root.score.to_dict()),
         version=score_stage.VERSION,
-    conda:
-        ENV
     shell:
         "espnet3-rules score --manifest {input.manifest:q} --hypotheses {input.hypotheses:q} --out {output.scores:q}"
         " --system {wildcards.system:q} --decoder {wildcards.decoder:q}"

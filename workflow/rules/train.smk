@@ -8,6 +8,9 @@ rule train_system:
         config=EXP + "/{system}/model/config.json",
     log:
         EXP + "/{system}/logs/train.log",
+    conda:
+        ENV
+    threads: workflow.cores or 1
     params:
         options=lambda wildcards: CFG.json(CFG.training(wildcards.system)),
         version=train_stage.VERSION,
@@ -15,9 +18,6 @@ rule train_system:
         quiet=lambda wildcards, threads: CFG.json(CFG.training_quiet(wildcards.system, threads)),
         model_dir=lambda wildcards, output: Path(output.config).parent,
         run_dir=lambda wildcards, output: Path(output.config).parent.parent / "runs",
-    threads: workflow.cores or 1
-    conda:
-        ENV
     shell:
         "espnet3-rules train --train {input.train:q} --valid {input.valid:q} --model-dir {params.model_dir:q}"
         " --run-dir {params.run_dir:q} --options {params.options:q} --options {params.quiet:q} --log {log:q}"
