@@ -159,16 +159,53 @@ def last_line(cuts: int, size: int, digest: str) -> str:
     return canonical_json({"version": VERSION, "cuts": cuts, "manifest_bytes": size, "manifest_sha256": digest})
 
 
-def load_index(path: Path) -> tuple[list[Entry], dict[str, Any]] | None:
-    """The index's entries and its last line, or None where the index cannot be the manifest's."""
+def load_index(path: Path) -> tuple[list[Entry], str] | None:
+    """The index's entries and the digest of the manifest they are of; None where they cannot be this manifest's.
+
+    The manifest's size is compared, and comparing the digest is left to the caller.
+    """
     try:
-        lines = index_path(path).read_bytes().split(b"\n")
         with _no_collection():
-            # one call for all lines: three times as fast as one a line
-            *records, last = json.loads(b"[" + b",".join(lines[:-1]) + b"]")
-            return _entries(records, last, path)
+            records, digest = _load(path)
+            return [
+                Entry(
+                    r["id"],
+                    r["duration_s"],
+                    r["offset"],
+                    r["line"],
+                    r["cut"],
+                    tuple(r["audio"]),
+                    tuple([tuple(s) if s else None for s in r["stamp"]]),
+                    r["text"],
+                    r.get("unreadable"),
+                )
+                for r in records
+            ], digest
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def load_stamps(path: Path) -> dict[str, Stamp] | None:
+    """The stamp of each audio file in the index, without making entries; None as `load_index`."""
+    try:
+        with _no_collection():
+            records, _ = _load(path)
+            return {
+                name: tuple(stamp) if stamp else None
+                for r in records
+                for name, stamp in zip(r["audio"], r["stamp"], strict=True)
+            }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _load(path: Path) -> tuple[list[dict[str, Any]], str]:
+    lines = index_path(path).read_bytes().split(b"\n")
+    # one call for all lines: three times as fast as one a line
+    *records, last = json.loads(b"[" + b",".join(lines[:-1]) + b"]")
+    if (last["version"], last["cuts"], last["manifest_bytes"]) != (VERSION, len(records), path.stat().st_size):
+        raise ValueError
+    return records, last["manifest_sha256"]
 
 
 @contextlib.contextmanager
@@ -181,26 +218,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _entries(
-    records: list[dict[str, Any]], last: dict[str, Any], path: Path
-) -> tuple[list[Entry], dict[str, Any]] | None:
-    if last["version"] != VERSION or last["cuts"] != len(records):
-        return None
-    if last["manifest_bytes"] != path.stat().st_size:
-        return None
-    return [
-        Entry(
-            r["id"],
-            r["duration_s"],
-            r["offset"],
-            r["line"],
-            r["cut"],
-            tuple(r["audio"]),
-            tuple([tuple(s) if s else None for s in r["stamp"]]),
-            r["text"],
-            r.get("unreadable"),
-        )
-        for r in records
-    ], last

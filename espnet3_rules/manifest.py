@@ -34,6 +34,7 @@ from espnet3_rules.index import (
     item_hash,
     last_line,
     load_index,
+    load_stamps,
     stamp_of,
 )
 from espnet3_rules.records import canonical_json, file_digest, read_jsonl, write_aside
@@ -120,6 +121,10 @@ def _write_members(cuts: Iterable[Any], manifest: _Hashing, index: _Hashing, pat
     for number, cut in enumerate(cuts, 1):
         record = cut if isinstance(cut, dict) else cut.to_dict()
         where = f"{path}, cut {number}"
+        try:
+            text = canonical_json(record) + "\n"
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{where} ({record.get('id')}): cannot be written as JSON: {error}") from error
         if len(lines) == CUTS_PER_MEMBER:
             close_member()
         entry = entry_of(record, manifest.size, len(lines), stamps, where)
@@ -129,10 +134,7 @@ def _write_members(cuts: Iterable[Any], manifest: _Hashing, index: _Hashing, pat
                 hint="give each utterance an id of its own",
             )
         seen[entry.id] = number
-        try:
-            lines.append(canonical_json(record) + "\n")
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{where} ({entry.id}): cannot be written as JSON: {error}") from error
+        lines.append(text)
         index.write((entry_line(entry) + "\n").encode())
     close_member()
     if not manifest.size:  # an empty test set is still a gzip file
@@ -154,7 +156,7 @@ def read_index(path: Path | str) -> list[Entry]:
     if not path.is_file():
         raise _no_manifest(path)
     loaded = load_index(path)
-    if loaded and loaded[1]["manifest_sha256"] == file_digest(path):
+    if loaded and loaded[1] == file_digest(path):
         return loaded[0]
     entries = _index_of(path)
     with contextlib.suppress(OSError, RulesError), _write_if_changed(index_path(path)) as stream:
@@ -251,12 +253,9 @@ def changed_audio(path: Path | str) -> list[str]:
     path = Path(path)
     if not path.is_file():
         return []
-    loaded = load_index(path)
-    if not loaded:
+    known = load_stamps(path)
+    if known is None:
         return [str(index_path(path))]
-    known: dict[str, Stamp] = {}
-    for entry in loaded[0]:
-        known.update(zip(entry.audio, entry.stamp, strict=True))
     return [name for name, stamp in known.items() if stamp_of(name) != stamp]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import logging
 import multiprocessing
 import os
 import threading
@@ -20,8 +19,6 @@ from espnet3_rules.errors import EnvironmentProblem, OptionError
 from espnet3_rules.manifest import changed_audio, stamp_of, write_manifest
 from espnet3_rules.options import Options, nearest, opt
 from espnet3_rules.records import canonical_json, write_aside
-
-log = logging.getLogger(__name__)
 
 #: Of what this stage writes: raised where the same corpus gives another manifest.
 VERSION = 1
@@ -82,7 +79,7 @@ def prepare(
     with process_map(options.workers) as parallel_map:
         work = corpora.Work(audio_dir=Path(audio_dir), parallel_map=parallel_map, seed=seed)
         count = write_manifest(out, module.cuts(chosen, split, work))
-    log.info("%s: %d utterances", out, count)
+    print(f"{out}: {count} utterances")
 
 
 def available_cores() -> int:
