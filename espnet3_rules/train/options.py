@@ -12,7 +12,7 @@ from espnet3_rules.tokens import TokenOptions
 from espnet3_rules.train.trainer_keys import check_trainer, result_keys
 
 #: The learning rates over time that go by a name; any other is a class with ``_target_``.
-SCHEDULES = ("warmup_cosine", "one_cycle", "noam", "constant")
+SCHEDULES = ("warmup_cosine", "noam", "constant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TrainOptions(Options):
     )
     scheduler: dict[str, Any] = opt(
         {"name": "warmup_cosine", "warmup_steps": 200},
-        "the learning rate over the steps: `name` (warmup_cosine, one_cycle, noam, constant), `warmup_steps`, "
+        "the learning rate over the steps: `name` (warmup_cosine, noam, constant), `warmup_steps`, "
         "`final` (last rate as a fraction); or a class as `_target_`, stepped after each optimiser step",
     )
     checkpoint: CheckpointOptions = opt(CheckpointOptions, "saved states and the exported model")

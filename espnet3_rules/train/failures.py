@@ -1,0 +1,36 @@
+"""How an error gets from one rank to the process that started it."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+
+from espnet3_rules import errors
+from espnet3_rules.errors import EnvironmentProblem, RulesError
+from espnet3_rules.records import write_json
+
+
+def record_failure(path: Path, error: BaseException) -> None:
+    """Writes an error down for the process that started this one."""
+    known = isinstance(error, RulesError)
+    write_json(
+        path,
+        {
+            "kind": type(error).__name__,
+            "known": known,
+            "message": error.message if isinstance(error, RulesError) else str(error),
+            "hint": error.hint if isinstance(error, RulesError) else None,
+            "traceback": "".join(traceback.format_exception(error)),
+        },
+    )
+
+
+def raise_recorded(path: Path, rank: int) -> None:
+    """Raises the error that a rank has written down, if it has."""
+    if not path.exists():
+        return
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record["known"]:
+        raise getattr(errors, record["kind"])(record["message"], hint=record["hint"])
+    raise EnvironmentProblem(f"rank {rank} failed:\n{record['traceback'].rstrip()}")
