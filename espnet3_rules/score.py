@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from espnet3_rules.alignment import ErrorCounts, align, count_errors
-from espnet3_rules.errors import IncompleteError
+from espnet3_rules.errors import DataError, IncompleteError
 from espnet3_rules.manifest import read_texts
 from espnet3_rules.normalise import Normaliser
 from espnet3_rules.options import Options, opt
-from espnet3_rules.records import FAILED, Hypothesis, read_jsonl, write_aside, write_json
+from espnet3_rules.records import FAILED, Hypothesis, read_json, read_jsonl, write_aside, write_json
 
 VERSION = 1
 
@@ -105,6 +105,18 @@ def score(
     _write_trn(out.with_name("ref.trn"), ((one.reference, one.utt_id) for one in scored))
     _write_trn(out.with_name("hyp.trn"), ((one.hypothesis, one.utt_id) for one in scored))
     write_json(out, result)
+    return result
+
+
+def read_scores(path: Path | str) -> dict[str, Any]:
+    """What `score` published as ``path``.
+
+    Raises:
+        DataError: the file is missing, or is none of this version's.
+    """
+    result = read_json(path)
+    if not isinstance(result, dict) or result.get("version") != VERSION or "words" not in result:
+        raise DataError(f"{path}: not a scores file of version {VERSION}", hint="delete it and score again")
     return result
 
 
