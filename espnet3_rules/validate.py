@@ -93,22 +93,34 @@ def validate(path: Path | str, *, parallel_map: ParallelMap = map) -> list[Probl
     problems: list[Problem] = []
     lines_of: dict[str, int] = {}
     rates: list[tuple[int, str, int]] = []
-    lines = text_lines(path)
-    try:
-        # in batches, since a manifest can be larger than memory
-        while batch := list(itertools.islice(lines, 8192)):
-            checked = parallel_map(_check_line, [text for _, text in batch])
-            for (number, _), found in zip(batch, checked, strict=True):
-                problems += [Problem(number, found.utt_id, *finding) for finding in found.findings]
-                first = lines_of.setdefault(found.utt_id, number)
-                if first != number and found.utt_id:
-                    problems.append(Problem(number, found.utt_id, "id", f"the id of line {first} too"))
-                if found.sampling_rate:
-                    rates.append((number, found.utt_id, found.sampling_rate))
-    except DataError as error:  # cut off, or not UTF-8: what comes after it cannot be looked at
-        problems.append(Problem(len(lines_of) + 1, "", "file", error.message))
+    number = 0
+    for batch, damage in _batches(path):
+        checked = parallel_map(_check_line, [text for _, text in batch])
+        for (number, _), found in zip(batch, checked, strict=True):
+            problems += [Problem(number, found.utt_id, *finding) for finding in found.findings]
+            first = lines_of.setdefault(found.utt_id, number)
+            if first != number and found.utt_id:
+                problems.append(Problem(number, found.utt_id, "id", f"the id of line {first} too"))
+            if found.sampling_rate:
+                rates.append((number, found.utt_id, found.sampling_rate))
+        if damage:  # what comes after it cannot be looked at
+            problems.append(Problem(number + 1, "", "file", damage.message))
     problems += _rare_rates(rates)
     return sorted(problems, key=lambda problem: problem.line)
+
+
+def _batches(path: Path) -> Iterator[tuple[list[tuple[int, str]], DataError | None]]:
+    """Numbered lines by the thousands, since a manifest can be larger than memory; and why there are no more."""
+    lines = text_lines(path)
+    more, damage = True, None
+    while more:
+        batch: list[tuple[int, str]] = []
+        try:
+            batch.extend(itertools.islice(lines, 8192))
+            more = bool(batch)
+        except DataError as error:  # cut off, or not UTF-8
+            more, damage = False, error
+        yield batch, damage
 
 
 def _rare_rates(rates: list[tuple[int, str, int]]) -> Iterator[Problem]:

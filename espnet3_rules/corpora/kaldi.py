@@ -153,7 +153,9 @@ def _speakers(folder: Path, regions: dict[str, _Region], problems: Problems) -> 
         for name, (rest, where) in _table(spk2utt, problems, "list of utterances").items():
             for utt_id in rest.split():
                 if utt_id in listed:
-                    problems.add(f"{where}: utterance {utt_id!r} is already {listed[utt_id]!r}'s", "make spk2utt anew")
+                    problems.add(
+                        f"{where}: utterance {utt_id!r} stands under {listed[utt_id]!r} too", "make spk2utt anew"
+                    )
                 listed[utt_id] = name
     if not utt2spk.is_file():
         return listed
