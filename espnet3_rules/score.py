@@ -40,11 +40,11 @@ class ScoreOptions(Options):
 
 
 class ScoredUtterance(NamedTuple):
-    """One utterance's normalised words and its errors."""
+    """One utterance's normalised texts (not as lists of words: a million utterances must fit) and its errors."""
 
     utt_id: str
-    reference: list[str]
-    hypothesis: list[str]
+    reference: str
+    hypothesis: str
     words: ErrorCounts
     characters: ErrorCounts
     failed: bool
@@ -156,7 +156,7 @@ def _utterances(
         hypothesis = [] if failed else normaliser(one.text).split()
         words = count_errors(reference, hypothesis)
         characters = count_errors("".join(reference), "".join(hypothesis))
-        yield ScoredUtterance(utt_id, reference, hypothesis, words, characters, failed)
+        yield ScoredUtterance(utt_id, " ".join(reference), " ".join(hypothesis), words, characters, failed)
 
 
 def _most_errors(scored: Iterable[ScoredUtterance], number: int) -> list[ScoredUtterance]:
@@ -166,21 +166,22 @@ def _most_errors(scored: Iterable[ScoredUtterance], number: int) -> list[ScoredU
 
 
 def _worst(one: ScoredUtterance) -> dict[str, Any]:
-    short = len(one.reference) * len(one.hypothesis) <= _ALIGNED_CELLS
+    reference, hypothesis = one.reference.split(), one.hypothesis.split()
+    short = len(reference) * len(hypothesis) <= _ALIGNED_CELLS
     return {
         "utt_id": one.utt_id,
-        "reference": " ".join(one.reference),
-        "hypothesis": " ".join(one.hypothesis),
+        "reference": one.reference,
+        "hypothesis": one.hypothesis,
         "failed": one.failed,
         "words": one.words.to_json(),
-        "alignment": [list(pair) for pair in align(one.reference, one.hypothesis)] if short else None,
+        "alignment": [list(pair) for pair in align(reference, hypothesis)] if short else None,
     }
 
 
-def _write_trn(path: Path, lines: Iterable[tuple[list[str], str]]) -> None:
+def _write_trn(path: Path, lines: Iterable[tuple[str, str]]) -> None:
     """sclite's transcript format: ``words (utt_id)``."""
     with write_aside(path) as stream:
-        stream.writelines(f"{' '.join(words)} ({trn_id(utt_id)})\n".lstrip(" ") for words, utt_id in lines)
+        stream.writelines(f"{text} ({trn_id(utt_id)})\n".lstrip(" ") for text, utt_id in lines)
 
 
 def trn_id(utt_id: str) -> str:

@@ -98,6 +98,7 @@ def test_counts_add_up_and_the_rate_is_divided_last():
     total = sum([count_errors(["a"], ["b"]), count_errors(["w"] * 20, ["w"] * 20)], ErrorCounts())
     assert total == ErrorCounts(1, 0, 0, 21)
     assert total.rate == 1 / 21
+    assert ErrorCounts(1, 2, 3, 4) + ErrorCounts(10, 20, 30, 40) == ErrorCounts(11, 22, 33, 44)
     assert ErrorCounts(1, 2, 3, 4).errors == 6
     assert ErrorCounts(1, 2, 3, 4).rate == 1.5
     assert ErrorCounts(insertions=3).rate is None

@@ -114,6 +114,24 @@ def test_rare_characters_can_be_left_out():
     assert "c" in train_tokens(texts, TokenOptions()).pieces
 
 
+def test_which_characters_are_left_out_does_not_depend_on_the_order_of_the_texts():
+    kept = {train_tokens(texts, TokenOptions(character_coverage=0.5)).pieces for texts in (["ab", "cd"], ["dc", "ba"])}
+    assert kept == {("", REPLACEMENT, "a", "b")}
+
+
+def test_the_sign_of_the_unknown_in_a_transcript_is_unknown():
+    tokens = train_tokens([f"a{REPLACEMENT}b"], TokenOptions())
+    assert tokens.pieces == ("", REPLACEMENT, "a", "b")
+    assert tokens.encode(f"a{REPLACEMENT}") == [2, UNKNOWN]
+
+
+@KINDS
+def test_nothing_is_normalised_but_by_the_chain(kind):
+    texts = ["ﬁne Ｆull", "ﬁx Ｆun"] * 3
+    tokens = make(kind, texts, normalise=[], **({} if kind == "char" else {"vocab_size": 13}))
+    assert tokens.decode(tokens.encode("ﬁne Ｆun")) == "ﬁne Ｆun"
+
+
 @KINDS
 def test_a_long_transcript_is_not_dropped(kind):
     texts = ["ab " * 3000 + "q"]
