@@ -54,7 +54,9 @@ class Options(option_module.Options):
     sampling_rate: int = opt(16000, "of the recordings, in Hz", minimum=4000, maximum=48000)
     rate: tuple[int, ...] = opt((130, 220), "slowest and fastest speech, in words a minute", minimum=80, maximum=450)
     pitch: tuple[int, ...] = opt((30, 70), "lowest and highest pitch, of espeak-ng's 0 to 100", minimum=0, maximum=100)
-    pause_s: float = opt(0.3, "longest pause between two digits in seconds; half of them have none", minimum=0, maximum=5)
+    pause_s: float = opt(
+        0.3, "longest pause between two digits in seconds; half of them have none", minimum=0, maximum=5
+    )
     snr_db: tuple[float, ...] = opt((15.0, 40.0), "loudest and faintest noise, as signal-to-noise ratio in dB")
 
     def check(self) -> None:
@@ -231,9 +233,7 @@ def _speak(utterance: Utterance) -> np.ndarray:
     callback = _CALLBACK(collect)
     library = ctypes.CDLL(espeakng_loader.get_library_path())
     try:
-        rate = library.espeak_Initialize(
-            _AUDIO_OUTPUT_SYNCHRONOUS, 0, str(espeakng_loader.get_data_path()).encode(), 0
-        )
+        rate = library.espeak_Initialize(_AUDIO_OUTPUT_SYNCHRONOUS, 0, str(espeakng_loader.get_data_path()).encode(), 0)
         _expect(utterance, "espeak_Initialize", rate, _ESPEAK_RATE)
         library.espeak_SetSynthCallback(callback)
         library.espeak_ng_SetRandSeed(ctypes.c_long(1))  # otherwise the time of day

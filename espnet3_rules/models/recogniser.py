@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from espnet3_rules.models.search import SearchOptions
+    from espnet3_rules.models.search import LanguageModel, SearchOptions
     from espnet3_rules.tokens import Tokens
 
 WEIGHTS = "model.safetensors"
@@ -95,8 +96,9 @@ class CtcRecogniser:
         """For each waveform its n-best (text, log probability), best first; an empty list where it is too short."""
         from espnet3_rules.models.search import search
 
+        lm = None if options.lm is None else _language_model(options.lm)
         return [
-            [] if frames is None else list(search(frames, self.tokens, options)) for frames in self.log_probs(waves)
+            [] if frames is None else list(search(frames, self.tokens, options, lm)) for frames in self.log_probs(waves)
         ]
 
     def log_probs(self, waves: Sequence[np.ndarray]) -> list[np.ndarray | None]:
@@ -184,6 +186,13 @@ def build_recogniser(model: Path | str | Mapping[str, Any], device: str = "cpu")
             hint="see Recogniser in espnet3_rules/models/recogniser.py",
         )
     return recogniser
+
+
+@functools.lru_cache(maxsize=1)
+def _language_model(path: str) -> LanguageModel:
+    from espnet3_rules.models.search import LanguageModel
+
+    return LanguageModel(path)
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
