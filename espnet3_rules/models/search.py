@@ -6,6 +6,7 @@ result depends neither on the batch nor on the device.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,9 +117,13 @@ class LanguageModel:
 _LN10 = math.log(10)
 
 
-def search(
-    log_probs: np.ndarray, tokens: Tokens, options: SearchOptions, lm: LanguageModel | None = None
-) -> list[tuple[str, float]]:
+@functools.lru_cache(maxsize=1)
+def load_lm(path: str) -> LanguageModel:
+    """The language model in a file, read once for all utterances; call it before the first for early errors."""
+    return LanguageModel(path)
+
+
+def search(log_probs: np.ndarray, tokens: Tokens, options: SearchOptions) -> list[tuple[str, float]]:
     """The best texts with their scores (natural logs), best first; at least one, at most ``options.nbest``.
 
     Args:
@@ -127,15 +132,14 @@ def search(
         options: ``method: greedy`` gives the text of the best path, and its score is that path's log probability
             alone. ``beam`` scores a text by the sum over its alignments, times the language model's probability to the
             power of its weight, and the bonus for each word.
-        lm: the language model of ``options.lm``, loaded once by the caller.
 
     Raises:
+        DataError: the language model's file is missing or is none.
         DataError: a frame has no probabilities (NaN), as after a training that diverged.
     """
     import numpy as np
 
     assert log_probs.ndim == 2 and log_probs.shape[1] == tokens.vocab_size, (log_probs.shape, tokens.vocab_size)
-    assert (lm is None) == (options.lm is None)
     best = log_probs.max(axis=1)
     if not np.isfinite(best).all():
         raise DataError(
@@ -144,7 +148,7 @@ def search(
         )
     if options.method == "greedy":
         return [_greedy(log_probs, tokens)]
-    words = _Words(tokens, lm, options)
+    words = _Words(tokens, load_lm(options.lm) if options.lm else None, options)
     return _texts(_beams(log_probs.astype("float64"), words, options), words, tokens)[: options.nbest]
 
 

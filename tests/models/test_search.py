@@ -85,14 +85,13 @@ def test_beam_sums_over_all_alignments(tokens):
 def test_language_model_and_bonus_count_for_every_word_and_the_end(tokens, arpa):
     kenlm = pytest.importorskip("kenlm")
     reference = kenlm.Model(str(arpa))
-    lm = LanguageModel(arpa)
 
     def bonus(text):
         return 0.7 * reference.score(text, bos=True, eos=True) * math.log(10) + 0.3 * len(text.split())
 
     @given(matrices(tokens.vocab_size))
     def run(log_probs):
-        found = search(log_probs, tokens, exhaustive(lm=str(arpa), lm_weight=0.7, length_bonus=0.3), lm)
+        found = search(log_probs, tokens, exhaustive(lm=str(arpa), lm_weight=0.7, length_bonus=0.3))
         check_all(found, all_alignments(log_probs, tokens, bonus))
 
     run()
@@ -103,11 +102,10 @@ def test_language_model_changes_the_winner(arpa):
     # "a" is a little more likely than "b" by sound, and ten times less likely by the model.
     log_probs = np.log(np.array([[0.1, 0.01, 0.01, 0.48, 0.40]], dtype=np.float32))
     assert search(log_probs, CHARACTERS, exhaustive())[0][0] == "a"
-    lm = LanguageModel(arpa)
     options = exhaustive(lm=str(arpa), lm_weight=0.5)
-    assert search(log_probs, CHARACTERS, options, lm)[0][0] == "b"
+    assert search(log_probs, CHARACTERS, options)[0][0] == "b"
     # log10 P(b </s> | <s>) is -0.2 - 0.4
-    assert search(log_probs, CHARACTERS, options, lm)[0][1] == pytest.approx(
+    assert search(log_probs, CHARACTERS, options)[0][1] == pytest.approx(
         math.log(0.40) + 0.5 * -0.6 * math.log(10), abs=1e-4
     )
 
@@ -287,6 +285,8 @@ def test_language_model_that_is_none(tmp_path, arpa, monkeypatch):
     (tmp_path / "text.arpa").write_text("not a model\n" * 20)
     with pytest.raises(DataError, match=r"text\.arpa: KenLM cannot read it"):
         LanguageModel(tmp_path / "text.arpa")
+    with pytest.raises(DataError, match=r"no\.arpa: no such file"):
+        search(np.zeros((1, 5)), CHARACTERS, SearchOptions(method="beam", lm="no.arpa"))
     monkeypatch.setitem(sys.modules, "kenlm", None)
     with pytest.raises(EnvironmentProblem, match="not installed") as error:
         LanguageModel(arpa)
