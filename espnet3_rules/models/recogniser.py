@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from espnet3_rules.models.search import LanguageModel, SearchOptions
+    from espnet3_rules.models.search import SearchOptions
     from espnet3_rules.tokens import Tokens
 
 WEIGHTS = "model.safetensors"
@@ -96,10 +95,7 @@ class CtcRecogniser:
         """For each waveform its n-best (text, log probability), best first; an empty list where it is too short."""
         from espnet3_rules.models.search import search
 
-        lm = None if options.lm is None else _language_model(options.lm)
-        return [
-            [] if frames is None else list(search(frames, self.tokens, options, lm)) for frames in self.log_probs(waves)
-        ]
+        return [[] if frames is None else search(frames, self.tokens, options) for frames in self.log_probs(waves)]
 
     def log_probs(self, waves: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """Natural log probabilities (frames', vocab) of each waveform as float32; None where it is too short."""
@@ -186,13 +182,6 @@ def build_recogniser(model: Path | str | Mapping[str, Any], device: str = "cpu")
             hint="see Recogniser in espnet3_rules/models/recogniser.py",
         )
     return recogniser
-
-
-@functools.lru_cache(maxsize=1)
-def _language_model(path: str) -> LanguageModel:
-    from espnet3_rules.models.search import LanguageModel
-
-    return LanguageModel(path)
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
