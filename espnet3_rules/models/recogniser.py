@@ -95,7 +95,9 @@ class CtcRecogniser:
         """For each waveform its n-best (text, log probability), best first; an empty list where it is too short."""
         from espnet3_rules.models.search import search
 
-        return [[] if frames is None else search(frames, self.tokens, options) for frames in self.log_probs(waves)]
+        return [
+            [] if frames is None else list(search(frames, self.tokens, options)) for frames in self.log_probs(waves)
+        ]
 
     def log_probs(self, waves: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """Natural log probabilities (frames', vocab) of each waveform as float32; None where it is too short."""
