@@ -36,6 +36,8 @@ HELD, FREE, DONE = "held", "free", "done"
 #: A gap between two looks counts for at most this part of ``stale_after_s``. An observer that was frozen
 #: together with the owner (a suspended job, a closed laptop) would otherwise take its own sleep for the owner's.
 _LOOKS = 4
+#: Tokens of the `Claims` of this process that are open.
+_OPEN: set[str] = set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +162,7 @@ class Claims:
         self._gone = gone
         host = re.sub(r"[^A-Za-z0-9-]", "_", self.owner_here.host)
         self._token = f"{host}-{self.owner_here.pid}-{uuid.uuid4().hex[:12]}"
+        _OPEN.add(self._token)
         self._beat = 0
         self._seen: dict[str, tuple[bytes | None, float, float]] = {}
         self._wants_thread = thread
@@ -175,8 +178,10 @@ class Claims:
     def close(self) -> None:
         """Releases what is held and ends the heartbeat."""
         for claim in list(self.held.values()):
-            with contextlib.suppress(OSError, EnvironmentProblem):  # without it the others see that the process is gone
+            # on a full disk the claim stays as it is, and the others see that the process is gone
+            with contextlib.suppress(OSError, EnvironmentProblem):
                 claim.release()
+        _OPEN.discard(self._token)
         self._stop.set()
         if self._thread:
             self._thread.join()
@@ -271,11 +276,21 @@ class Claims:
         if content.get("state", HELD) != HELD:
             return True
         owner = _owner(content)
-        if owner is not None and self._gone(owner):
+        if owner is not None and (self._gone(owner) or self._is_closed(owner, content)):
             return True
         # a claim cut off by a power cut names no owner: its counter is one that never advances
         limit = max(self.stale_after_s, 4 * float(content.get("heartbeat_s", 0)))
         return self._stood_still(str(content.get("token", f"?{name}"))) >= limit
+
+    def _is_closed(self, owner: Owner, content: dict[str, Any]) -> bool:
+        """Whether it is a claim of this very process that could not be released when it was closed."""
+        here = self.owner_here
+        return (owner.host, owner.pid, owner.started, owner.boot) == (
+            here.host,
+            here.pid,
+            here.started,
+            here.boot,
+        ) and (content.get("token") not in _OPEN)
 
     def _stood_still(self, token: str) -> float:
         """For how many seconds of this process's looking the counter has had the same value."""
