@@ -77,7 +77,8 @@ def prepare(
         )
     module = importlib.import_module(type(chosen).__module__)
     with process_map(options.workers) as parallel_map:
-        work = corpora.Work(audio_dir=Path(audio_dir), parallel_map=parallel_map, seed=seed)
+        # absolute, because the manifest is read from other folders and on other nodes
+        work = corpora.Work(audio_dir=Path(audio_dir).absolute(), parallel_map=parallel_map, seed=seed)
         count = write_manifest(out, module.cuts(chosen, split, work))
     print(f"{out}: {count} utterances")
 

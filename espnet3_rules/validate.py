@@ -243,7 +243,8 @@ def _decode(name: str, header: Header, start_s: float, duration_s: float | None)
                 read += len(block)
                 finite = finite and bool(np.isfinite(block).all())
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
-        yield "audio", f"{name}: cannot be decoded after {read / header.sampling_rate:g} s of the cut: {error}", False
+        why = str(error).strip() or "damaged data"
+        yield "audio", f"{name}: cannot be decoded after {read / header.sampling_rate:g} s of the cut: {why}", False
         return
     if wanted - read > TOLERANCE_S * header.sampling_rate:
         yield "audio", f"{name}: only {read / header.sampling_rate:g} s of {region[1]:g} s can be decoded", False

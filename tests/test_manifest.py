@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espnet3_rules import manifest
 from espnet3_rules.errors import DataError
 from espnet3_rules.manifest import (
     CUTS_PER_MEMBER,
@@ -208,7 +209,15 @@ def test_an_index_that_does_not_fit_is_made_anew(tmp_path, damage):
     assert ManifestReader(path).record("utt/0099") == many(100)[99]
 
 
-def test_an_index_is_made_in_memory_where_the_folder_cannot_be_written(tmp_path, monkeypatch):
+def test_the_index_is_read_and_not_made_anew_when_audio_is_missing(tmp_path, monkeypatch):
+    path = tmp_path / "test.jsonl.gz"
+    write_manifest(path, [record("a", "/nowhere.wav", unreadable="no such file")])
+    monkeypatch.setattr(manifest, "_index_of", lambda path: pytest.fail("parsed the manifest"))
+    assert read_index(path)[0].stamp == (None,)
+    assert read_index(path)[0].unreadable == "no such file"
+
+
+def test_an_index_is_made_in_memory_where_the_folder_cannot_be_written(tmp_path):
     path = tmp_path / "test.jsonl.gz"
     write_manifest(path, many(10))
     index_path(path).unlink()
@@ -256,6 +265,11 @@ def test_changed_audio_names_what_was_replaced_came_or_went(tmp_path):
     names[2].unlink()
     names[4].write_bytes(b"came")
     assert sorted(changed_audio(path)) == sorted(map(str, (names[0], names[1], names[2], names[4])))
+    # an index that cannot be compared counts as changed, so that prepare makes both anew
+    other = tmp_path / "other.jsonl.gz"
+    write_manifest(other, many(10))
+    index_path(path).write_bytes(index_path(other).read_bytes())
+    assert changed_audio(path) == [str(index_path(path))]
     index_path(path).unlink()
     assert changed_audio(path) == [str(index_path(path))]
 

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -5,9 +6,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from espnet3_rules import options
 from espnet3_rules.corpora import tsv
 from espnet3_rules.errors import DataError, EnvironmentProblem, OptionError
 from espnet3_rules.manifest import index_path, read_index
@@ -24,13 +27,13 @@ def table(tmp_path):
     return path
 
 
-def prepared(table, out, **options):
+def prepared(table, out, **chosen):
     prepare(
         corpus={"type": "tsv", "seed": 1, "splits": {"test": str(table)}},
         split="test",
         out=out,
         audio_dir=out.parent / "audio",
-        options=PrepareOptions(**options),
+        options=PrepareOptions(**chosen),
     )
     return read_index(out)
 
@@ -42,6 +45,27 @@ def test_a_corpus_becomes_a_manifest_with_an_index(table, tmp_path, capsys):
     assert [e.audio for e in entries] == [(str(table.parent / f"{i}.wav"),) for i in range(3)]
     assert "3 utterances" in capsys.readouterr().out
     assert sorted(p.name for p in out.parent.iterdir()) == ["test.index.jsonl", "test.jsonl.gz"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(options.Options):
+    """Of the corpus that this module is: one that tells what it was given."""
+
+    splits: tuple[str, ...] = ("test",)
+
+
+def cuts(chosen, split, work):
+    path = write_noise(work.audio_dir / "a.wav")
+    source = {"type": "file", "channels": [0], "source": str(path)}
+    recording = {"id": "r", "sources": [source], "sampling_rate": 16000, "num_samples": 16000, "duration": 1.0}
+    yield {"id": "a", "type": "MonoCut", "start": 0.0, "duration": 1.0, "channel": 0, "recording": recording}
+
+
+def test_made_audio_is_named_in_full_wherever_the_command_ran(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare(corpus=Options(), split="test", out=Path("data/test.jsonl.gz"), audio_dir=Path("data/audio"))
+    (entry,) = read_index(tmp_path / "data" / "test.jsonl.gz")
+    assert entry.audio == (str(tmp_path / "data" / "audio" / "a.wav"),)
 
 
 def test_options_may_be_given_instead_of_a_block(table, tmp_path):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import typing
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from espnet3_rules.errors import DataError
 from espnet3_rules.manifest import id_problem
@@ -69,10 +70,10 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """(number from 1, text without its end) of each line that is not blank; gzip by the ending.
 
     Raises:
-        DataError: the file is no UTF-8, or its compression is damaged; names file and line.
+        DataError: the file is no UTF-8, cannot be read, or its compression is damaged; names file and line.
     """
     number = 1
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+    with _opened(path) as stream:
         while True:
             try:
                 raw = stream.readline()
@@ -81,6 +82,8 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
                     f"{path}, line {number}: the compressed file is cut off or damaged ({error})",
                     hint="fetch or make the file again",
                 ) from error
+            except OSError as error:
+                raise DataError(f"{path}, line {number}: {error.strerror or error}") from error
             if not raw:
                 return
             try:
@@ -93,6 +96,13 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
             if text.strip():
                 yield number, text
             number += 1
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return typing.cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", hint="see that the file is there and may be read") from error
 
 
 def json_lines(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -53,3 +53,10 @@ def test_a_missing_list_says_what_was_expected(tmp_path):
     with pytest.raises(DataError, match="expected a table, found a folder") as raised:
         existing_file(tmp_path, "a table")
     assert "splits" in raised.value.hint
+
+
+def test_a_list_that_cannot_be_opened_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"none.txt: No such file"):
+        list(text_lines(tmp_path / "none.txt"))
+    with pytest.raises(DataError, match="Is a directory"):
+        list(text_lines(tmp_path))

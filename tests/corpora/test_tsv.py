@@ -56,8 +56,8 @@ def test_quotes_as_programs_write_them_and_as_people_do(tmp_path):
         writer.writerows([f"u{i}", "a.wav", text] for i, text in enumerate(said))
     assert [c.supervisions[0].text for c in read(path, tmp_path)] == said
     # an unbalanced quote, as in Common Voice, swallows nothing
-    path = table(tmp_path, "id\taudio\ttext", 'a\ta.wav\t"so, she', 'b\ta.wav\tsaid" he')
-    assert [c.supervisions[0].text for c in read(path, tmp_path)] == ['"so, she', 'said" he']
+    path = table(tmp_path, "id\taudio\ttext", 'a\ta.wav\t"so, she', 'b\ta.wav\tsaid" he', 'c\ta.wav\t"a" b')
+    assert [c.supervisions[0].text for c in read(path, tmp_path)] == ['"so, she', 'said" he', '"a" b']
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"])).map(str.strip), min_size=1))
