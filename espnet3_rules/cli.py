@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -88,6 +89,8 @@ def _top_parser() -> argparse.ArgumentParser:
 
 def _run(stage: str, arguments: list[str]) -> int:
     module, name, about = STAGES[stage]
+    # a user's own classes (`_target_`) may lie beside the config; last, so that they hide nothing
+    sys.path.append(str(Path.cwd()))
     function = getattr(importlib.import_module(module), name)
     parameters = _parameters(function)
     parsed = vars(_stage_parser(stage, about, function, parameters).parse_args(arguments))
@@ -177,7 +180,8 @@ def _describe(cls: type[Options], prefix: str) -> Iterator[str]:
 
 
 def _converter(kind: Any) -> Callable[[str], Any]:
-    members = [m for m in typing.get_args(kind) if m is not type(None)] or [kind]
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    members = [m for m in typing.get_args(kind) if m is not type(None)] if union else [kind]
     if any(typing.get_origin(m) in (dict, Mapping) or m is dict for m in members):
         return _block_or_path if Path in members else _block
     return members[0]
