@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,11 +33,21 @@ class Attempts(Generic[In, Out]):
 
     Args:
         function: from a batch to one result for each of its elements.
+        size: of a batch, in memory: what was too much once is halved at once the next time. None: every batch is
+            tried.
         proven: whether it is known to have worked before.
     """
 
-    def __init__(self, function: Callable[[Sequence[In]], Sequence[Out]], *, proven: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[[Sequence[In]], Sequence[Out]],
+        *,
+        size: Callable[[Sequence[In]], float] | None = None,
+        proven: bool = False,
+    ) -> None:
         self._function = function
+        self._size = size or (lambda batch: 0.0)
+        self._too_much = float("inf")
         self._proven = proven
         self._failed_alone = 0
 
@@ -46,6 +55,8 @@ class Attempts(Generic[In, Out]):
         """For each element its result or why there is none, in order."""
         if not batch:
             return []
+        if len(batch) > 1 and self._size(batch) >= self._too_much:
+            return self._halves(batch)
         try:
             results = list(self._function(batch))
             self._proven = True
@@ -60,6 +71,11 @@ class Attempts(Generic[In, Out]):
         if not memory:
             return [result for element in batch for result in self([element])]
         give_memory_back()
+        if self._size(batch) > 0:
+            self._too_much = min(self._too_much, self._size(batch))
+        return self._halves(batch)
+
+    def _halves(self, batch: Sequence[In]) -> list[Out | Failed]:
         half = (len(batch) + 1) // 2
         return [*self(batch[:half]), *self(batch[half:])]
 
@@ -94,8 +110,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def give_memory_back() -> None:
-    """Frees what a failed attempt left behind."""
-    gc.collect()
+    """Frees what a failed attempt left behind on a device."""
     torch = sys.modules.get("torch")
     if torch is not None:
         with contextlib.suppress(RuntimeError, AssertionError):

@@ -250,7 +250,7 @@ class _Bench:
         self._reader = reader
         self._search = options.search
         self._hash_audio = hash_audio
-        self._attempts = Attempts(self._call, proven=proven)
+        self._attempts = Attempts(self._call, size=_padded, proven=proven)
 
     def load(self, rows: list[Row]) -> list[np.ndarray | Failed]:
         """The samples of each row, or why there are none."""
@@ -295,6 +295,11 @@ class _Bench:
             _record(row, result, taken_s * row.cost / whole, self._search.nbest)
             for row, result in zip(rows, results, strict=True)
         ]
+
+
+def _padded(waves: Sequence[np.ndarray]) -> float:
+    """Samples of a batch, padding included."""
+    return float(len(waves) * max(map(len, waves)))
 
 
 def _record(row: Row, result: Any, decode_s: float, nbest: int) -> dict[str, Any]:

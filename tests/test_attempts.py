@@ -1,18 +1,15 @@
 """Batches that fail: only what cannot be done alone is given up."""
 
-from unittest import mock
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espnet3_rules import attempts
 from espnet3_rules.attempts import HOPELESS, Attempts, Failed, is_out_of_memory
 from espnet3_rules.errors import EnvironmentProblem, OptionError
 
 
-@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))
-def test_whatever_fits_is_done(sizes, memory):
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120), st.booleans())
+def test_whatever_fits_is_done(sizes, memory, learns):
     batches = []
 
     def work(batch):
@@ -21,10 +18,24 @@ def test_whatever_fits_is_done(sizes, memory):
             raise MemoryError
         return [-size for size in batch]
 
-    with mock.patch.object(attempts, "give_memory_back"):  # collecting garbage takes long beside so little work
-        results = Attempts(work, proven=True)(sizes)
+    results = Attempts(work, size=sum if learns else None, proven=True)(sizes)
     assert results == [Failed("out of memory, decoded on its own") if size > memory else -size for size in sizes]
     assert len(batches) <= 2 * len(sizes)
+
+
+def test_what_was_too_much_is_not_tried_again():
+    sizes = []
+
+    def work(batch):
+        sizes.append(len(batch))
+        if len(batch) > 8:
+            raise MemoryError
+        return batch
+
+    attempts = Attempts(work, size=len)
+    for _ in range(3):
+        assert attempts(list(range(32))) == list(range(32))
+    assert sizes == [32, 16, *[8] * 12]
 
 
 @given(st.lists(st.sampled_from(["good", "bad"]), max_size=30))

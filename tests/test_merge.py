@@ -1,16 +1,11 @@
 """The merge: the manifest's order, and a refusal that names everything that is not as planned."""
 
 import json
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from espnet3_rules.errors import DataError, IncompleteError
-from tests.shard_runs import TestSet
+from tests.shard_runs import TestSet, run_cli
 
 
 @pytest.fixture(scope="module")
@@ -152,16 +147,5 @@ def test_starts_at_once_and_without_torch(exp, stage):
             *("--shards", str(exp.shard(1, 2)), str(exp.shard(2, 2))),
         ],
     }[stage]
-    script = (
-        "import sys; from espnet3_rules.cli import main; code = main(sys.argv[1:]);"
-        "print(code, [m for m in ('torch', 'lhotse', 'numpy', 'pandas') if m in sys.modules])"
-    )
-    command = [sys.executable, "-c", script, stage, "--manifest", str(exp.test_set.manifest), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        times.append(time.perf_counter() - start)
-        assert done.stdout.strip() == "0 []", done.stderr
-    assert min(times) < 0.5
+    seconds, heavy = run_cli(stage, "--manifest", exp.test_set.manifest, *arguments)
+    assert seconds < 0.5 and not heavy
