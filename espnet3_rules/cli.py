@@ -19,7 +19,7 @@ import threading
 import time
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +128,19 @@ class _Parameter:
 def _parameters(function: Callable[..., Any]) -> list[_Parameter]:
     hints = typing.get_type_hints(function)
     return [
-        _Parameter(p.name, hints[p.name], p.default is p.empty, None if p.default is p.empty else p.default)
+        _Parameter(p.name, _given(hints[p.name]), p.default is p.empty, None if p.default is p.empty else p.default)
         for p in inspect.signature(function).parameters.values()
     ]
+
+
+def _given(kind: Any) -> Any:
+    """The kind that a flag has where it is given: ``list[str]`` for ``list[str] | None``."""
+    members = [m for m in typing.get_args(kind) if m is not type(None)]
+    return members[0] if _is_union(kind) and len(members) == 1 else kind
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
 def _stage_parser(
@@ -151,8 +161,9 @@ def _stage_parser(
             parser.add_argument(
                 "--set", action="append", default=[], metavar="KEY=VALUE", help="one option, such as search.beam_size=8"
             )
-        elif typing.get_origin(p.kind) is list:
-            parser.add_argument(flag, nargs="*", type=typing.get_args(p.kind)[0], required=p.required)
+        elif typing.get_origin(p.kind) in (list, Sequence):
+            one = _converter(typing.get_args(p.kind)[0])
+            parser.add_argument(flag, nargs="*", type=one, required=p.required, default=p.default)
         elif typing.get_origin(p.kind) is typing.Literal:
             parser.add_argument(p.name, choices=typing.get_args(p.kind))
         else:
@@ -180,11 +191,10 @@ def _describe(cls: type[Options], prefix: str) -> Iterator[str]:
 
 
 def _converter(kind: Any) -> Callable[[str], Any]:
-    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    members = [m for m in typing.get_args(kind) if m is not type(None)] if union else [kind]
+    members = typing.get_args(kind) if _is_union(kind) else (kind,)
     if any(typing.get_origin(m) in (dict, Mapping) or m is dict for m in members):
         return _block_or_path if Path in members else _block
-    return members[0]
+    return Path if Path in members else members[0]
 
 
 def _block(text: str) -> Any:

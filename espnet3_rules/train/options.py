@@ -74,7 +74,7 @@ class TrainOptions(Options):
 
     seed: int = opt(0, "where the weights, the order of the data and all noise start", minimum=0)
     num_device: int = opt(1, "devices (GPUs, or processes on a CPU) per node", minimum=1)
-    num_nodes: int = opt(1, "nodes", minimum=1)
+    num_nodes: int = opt(1, "machines, with `num_device` devices each", minimum=1)
     max_epochs: int | None = opt(50, "passes over the training data; null: only `max_steps` ends training", minimum=1)
     max_steps: int | None = opt(None, "most optimiser steps; null: only `max_epochs` ends training", minimum=1)
     tokens: TokenOptions = opt(TokenOptions, "what the model writes")
@@ -95,6 +95,12 @@ class TrainOptions(Options):
     trainer: dict[str, Any] = opt({}, "goes to `lightning.Trainer`")
     max_nonfinite: int = opt(
         20, "steps in a row whose gradient is not finite before training gives up", minimum=1, affects_result=False
+    )
+    threads: int | None = opt(
+        None,
+        "threads of one device's computation on a CPU; null: all cores, shared by the devices",
+        minimum=1,
+        affects_result=False,
     )
     workers: int = opt(0, "processes a device that load audio; 0: none", minimum=0, affects_result=False)
     cache_mb: int = opt(

@@ -52,7 +52,6 @@ def test_systems_decoders_and_test_sets_multiply():
         ({"num_devices": 2}, "num_devices: unknown key\nHINT: did you mean 'num_device'?"),
         ({"num_device": 0}, "num_device: 0 is below 1"),
         ({"num_device": "two"}, "num_device: expected whole number, found 'two'"),
-        ({"corpora__fsdd": {"path": "x"}}, None),
         ({"corpora": {"x": {"path": "y"}}}, "corpora.x.type: missing"),
         ({"corpora": {"x": {"type": "fsd"}}}, "corpora.x.type: no corpus type 'fsd'\nHINT: did you mean 'fsdd'?"),
         ({"corpora__fsdd__conected": True}, "corpora.fsdd.conected: unknown key\nHINT: did you mean 'connected'?"),
@@ -69,7 +68,7 @@ def test_systems_decoders_and_test_sets_multiply():
         ({"systems": {"../x": {"model": {"_target_": "a.B"}}}}, "'../x' cannot be a name"),
         ({"systems": None}, "systems: expected block, found None"),
         ({"decoders__beam__beam_sise": 3}, "decoders.beam.beam_sise: unknown key\nHINT: did you mean 'beam_size'?"),
-        ({"decoders__beam__beam_size": [1, 2]}, "decoders.beam.beam_size: expected whole number or null, found [1, 2]"),
+        ({"decoders__beam__beam_size": [1, 2]}, "decoders.beam.beam_size: expected whole number, found [1, 2]"),
         ({"decode__shard": 3}, "decode.shard: unknown key\nHINT: did you mean 'shards'?"),
         ({"decode__shards": 0}, "decode.shards: 0 is below 1"),
         ({"decode__search": {}}, "decode.search: unknown key"),
@@ -81,12 +80,9 @@ def test_systems_decoders_and_test_sets_multiply():
     ],
 )
 def test_what_cannot_be_is_refused_with_its_path(keys, message):
-    if message is None:
-        return resolve(small(**keys))
     with pytest.raises(OptionError) as found:
         resolve(small(**keys))
     assert message in str(found.value)
-    return None
 
 
 def test_references_and_small_numbers():
@@ -112,12 +108,12 @@ def test_a_command_line_gives_text_and_the_config_gets_numbers():
 
 def test_a_sweep_makes_one_of_each_with_stable_names():
     swept = small(decoders={"beam": {"method": "beam", "sweep": {"beam_size": [2, 4], "length_bonus": [0.0, 0.5]}}})
-    names = list(resolve(swept).decoders)
+    names = [name for name in resolve(swept).decoders if name != "greedy"]
     assert names == [
         f"beam-beam_size={size}-length_bonus={bonus}" for size in (2, 4) for bonus in (0.0, 0.5)
     ]
     one = small(decoders={"beam": {"method": "beam", "sweep": {"beam_size": [4], "length_bonus": [0.5]}}})
-    assert list(resolve(one).decoders) == ["beam-beam_size=4-length_bonus=0.5"]
+    assert list(resolve(one).decoders) == ["greedy", "beam-beam_size=4-length_bonus=0.5"]
     rates = small(systems__ctc__sweep={"optimizer.lr": [0.1, 0.2]})
     made = resolve(rates).systems
     assert {name: system.options.optimizer["lr"] for name, system in made.items()} == {"ctc-lr=0.1": 0.1, "ctc-lr=0.2": 0.2}
