@@ -14,6 +14,7 @@ from espnet3_rules.errors import EnvironmentProblem, OptionError
 from espnet3_rules.train.console import say
 from espnet3_rules.train.options import TrainOptions
 from espnet3_rules.train.run_folder import RunFolder
+from espnet3_rules.train.world import World
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ def starts_its_own_ranks(options: TrainOptions) -> bool:
     return any(word in str(strategy) for word in ("spawn", "fork", "notebook"))
 
 
-def fit(job: Job, world: Any, owned: Callable[[], bool]) -> None:
+def fit(job: Job, world: World, owned: Callable[[], bool]) -> None:
     """Trains as rank ``world.rank`` until the job is finished; its last state is then in the run's folder.
 
     Raises:
@@ -93,7 +94,9 @@ def fit(job: Job, world: Any, owned: Callable[[], bool]) -> None:
         Progress(run, every_s=None if terminal else options.log_every_s, total_steps=total),
     ]
     ranks = options.num_device * options.num_nodes
-    if ranks > 1 and not torch.cuda.is_available() and not starts_its_own_ranks(options):
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    elif ranks > 1 and not torch.cuda.is_available() and not starts_its_own_ranks(options):
         torch.set_num_threads(max(1, torch.get_num_threads() // options.num_device))
     trainer = _trainer(options, run, job.step, world, callbacks, terminal)
     if world.rank == 0:
@@ -127,11 +130,14 @@ def _quieten() -> None:
         ".*`isinstance.treespec, LeafSpec.` is deprecated.*",
         ".*smaller than the logging interval.*",
         ".*`srun` command is available.*",
+        ".*sync_dist=True.*",
     ):
         warnings.filterwarnings("ignore", message)
 
 
-def _trainer(options: TrainOptions, run: RunFolder, step: int, world: Any, callbacks: list[Any], terminal: bool) -> Any:
+def _trainer(
+    options: TrainOptions, run: RunFolder, step: int, world: World, callbacks: list[Any], terminal: bool
+) -> Any:
     """The Lightning trainer that the options ask for, with what is ours."""
     import lightning.pytorch as pl
     from lightning.pytorch.callbacks import Checkpoint
