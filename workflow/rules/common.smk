@@ -20,7 +20,9 @@ except RulesError as error:
     raise WorkflowError(str(error)) from None
 
 DATA, EXP = CFG.root.data_dir, CFG.root.exp_dir
-EXPERIMENT = EXP + "/{system}/decode/{decoder}/{corpus}/{split}"
+MANIFEST = f"{DATA}/{{corpus}}/{{split}}.jsonl.gz"
+INDEX = f"{DATA}/{{corpus}}/{{split}}.index.jsonl"
+EXPERIMENT = f"{EXP}/{{system}}/decode/{{decoder}}/{{corpus}}/{{split}}"
 SHARDS = CFG.decode.shards
 
 
@@ -33,10 +35,6 @@ wildcard_constraints:
 
 def manifest(name: str) -> str:
     return f"{DATA}/{name}.jsonl.gz"
-
-
-def index(name: str) -> str:
-    return f"{DATA}/{name}.index.jsonl"
 
 
 def trained_model(system: str) -> list[str]:

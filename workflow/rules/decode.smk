@@ -1,35 +1,36 @@
 rule plan_shards:
     input:
-        manifest=DATA + "/{corpus}/{split}.jsonl.gz",
-        index=DATA + "/{corpus}/{split}.index.jsonl",
+        manifest=MANIFEST,
+        index=INDEX,
     output:
-        plan=EXPERIMENT + "/plan/plan.json",
+        plan=f"{EXPERIMENT}/plan/plan.json",
         shards=[f"{EXPERIMENT}/plan/{number}-of-{SHARDS}.jsonl" for number in range(1, SHARDS + 1)],
     log:
-        EXPERIMENT + "/logs/plan.log",
+        f"{EXPERIMENT}/logs/plan.log",
     conda:
         ENV
     params:
         options=CFG.json(CFG.root.plan.to_dict()),
+        shards=SHARDS,
         version=plan_stage.VERSION,
         plan_dir=lambda wildcards, output: Path(output.plan).parent,
     shell:
-        "espnet3-rules plan --manifest {input.manifest:q} --out {params.plan_dir:q} --shards {SHARDS}"
+        "espnet3-rules plan --manifest {input.manifest:q} --out {params.plan_dir:q} --shards {params.shards}"
         " --options {params.options:q} --log {log:q}"
 
 
 rule decode_shard:
     input:
-        manifest=DATA + "/{corpus}/{split}.jsonl.gz",
-        index=DATA + "/{corpus}/{split}.index.jsonl",
-        plan=EXPERIMENT + "/plan/plan.json",
-        shard=EXPERIMENT + "/plan/{number}-of-{shards}.jsonl",
+        manifest=MANIFEST,
+        index=INDEX,
+        plan=f"{EXPERIMENT}/plan/plan.json",
+        shard=f"{EXPERIMENT}/plan/{{number}}-of-{{shards}}.jsonl",
         model=lambda wildcards: trained_model(wildcards.system),
         files=lambda wildcards: CFG.decoder_files(wildcards.decoder),
     output:
-        EXPERIMENT + "/shards/{number}-of-{shards}.jsonl",
+        f"{EXPERIMENT}/shards/{{number}}-of-{{shards}}.jsonl",
     log:
-        EXPERIMENT + "/logs/decode-{number}-of-{shards}.log",
+        f"{EXPERIMENT}/logs/decode-{{number}}-of-{{shards}}.log",
     conda:
         ENV
     threads: 1
@@ -51,16 +52,16 @@ rule decode_shard:
 
 rule merge_shards:
     input:
-        manifest=DATA + "/{corpus}/{split}.jsonl.gz",
-        index=DATA + "/{corpus}/{split}.index.jsonl",
-        plan=EXPERIMENT + "/plan/plan.json",
+        manifest=MANIFEST,
+        index=INDEX,
+        plan=f"{EXPERIMENT}/plan/plan.json",
         shards=[f"{EXPERIMENT}/shards/{number}-of-{SHARDS}.jsonl" for number in range(1, SHARDS + 1)],
     output:
-        hypotheses=EXPERIMENT + "/hypotheses.jsonl",
-        failed=EXPERIMENT + "/failed.tsv",
-        text=EXPERIMENT + "/text",
+        hypotheses=f"{EXPERIMENT}/hypotheses.jsonl",
+        failed=f"{EXPERIMENT}/failed.tsv",
+        text=f"{EXPERIMENT}/text",
     log:
-        EXPERIMENT + "/logs/merge.log",
+        f"{EXPERIMENT}/logs/merge.log",
     conda:
         ENV
     params:

@@ -9,10 +9,10 @@ rule prepare_split:
         sources=lambda wildcards: CFG.sources(wildcards.corpus, wildcards.split),
         changed=lambda wildcards: prepare_stage.change_mark(manifest(f"{wildcards.corpus}/{wildcards.split}")),
     output:
-        manifest=DATA + "/{corpus}/{split}.jsonl.gz",
-        index=DATA + "/{corpus}/{split}.index.jsonl",
+        manifest=MANIFEST,
+        index=INDEX,
     log:
-        EXP + "/logs/prepare/{corpus}-{split}.log",
+        f"{EXP}/logs/prepare/{{corpus}}-{{split}}.log",
     conda:
         ENV
     threads: workflow.cores or 1

@@ -1,11 +1,11 @@
 rule report:
     input:
-        scores=[experiment.folder_in(EXP) + "/scores.json" for experiment in CFG.experiments()],
+        scores=[f"{experiment.folder_in(EXP)}/scores.json" for experiment in CFG.experiments()],
     output:
-        table=EXP + "/results.md",
-        csv=EXP + "/results.csv",
+        table=f"{EXP}/results.md",
+        csv=f"{EXP}/results.csv",
     log:
-        EXP + "/logs/report.log",
+        f"{EXP}/logs/report.log",
     conda:
         ENV
     params:
@@ -17,12 +17,12 @@ rule report:
 # last, so that scores and results are there to explain what it refuses
 rule gate:
     input:
-        scores=[experiment.folder_in(EXP) + "/scores.json" for experiment in CFG.experiments()],
-        table=EXP + "/results.md",
+        scores=[f"{experiment.folder_in(EXP)}/scores.json" for experiment in CFG.experiments()],
+        table=f"{EXP}/results.md",
     output:
-        EXP + "/gate.json",
+        f"{EXP}/gate.json",
     log:
-        EXP + "/logs/gate.log",
+        f"{EXP}/logs/gate.log",
     conda:
         ENV
     params:

@@ -1,13 +1,13 @@
 rule score_hypotheses:
     input:
-        manifest=DATA + "/{corpus}/{split}.jsonl.gz",
-        hypotheses=EXPERIMENT + "/hypotheses.jsonl",
+        manifest=MANIFEST,
+        hypotheses=f"{EXPERIMENT}/hypotheses.jsonl",
     output:
-        scores=EXPERIMENT + "/scores.json",
-        references=EXPERIMENT + "/ref.trn",
-        hypotheses=EXPERIMENT + "/hyp.trn",
+        scores=f"{EXPERIMENT}/scores.json",
+        references=f"{EXPERIMENT}/ref.trn",
+        hypotheses=f"{EXPERIMENT}/hyp.trn",
     log:
-        EXPERIMENT + "/logs/score.log",
+        f"{EXPERIMENT}/logs/score.log",
     conda:
         ENV
     params:

@@ -3,11 +3,11 @@ rule train_system:
         train=lambda wildcards: [manifest(name) for name in CFG.systems[wildcards.system].train],
         valid=lambda wildcards: [manifest(name) for name in CFG.systems[wildcards.system].valid],
     output:
-        weights=EXP + "/{system}/model/model.safetensors",
-        tokens=EXP + "/{system}/model/tokens.json",
-        config=EXP + "/{system}/model/config.json",
+        weights=f"{EXP}/{{system}}/model/model.safetensors",
+        tokens=f"{EXP}/{{system}}/model/tokens.json",
+        config=f"{EXP}/{{system}}/model/config.json",
     log:
-        EXP + "/{system}/logs/train.log",
+        f"{EXP}/{{system}}/logs/train.log",
     conda:
         ENV
     threads: workflow.cores or 1
