@@ -169,7 +169,7 @@ def nested(keys: list[str], value: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 

@@ -114,7 +114,8 @@ def write_aside(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with aside.open(mode, **({} if "b" in mode else {"encoding": "utf-8", "newline": "\n"})) as stream:
+            encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
+            with aside.open(mode, encoding=encoding, newline=newline) as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -170,7 +171,7 @@ def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
     """
     path = Path(path)
     try:
-        stream = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+        stream: Any = gzip.GzipFile(path) if path.suffix == ".gz" else path.open("rb")
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     with stream:
@@ -180,7 +181,7 @@ def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
             try:
                 line = stream.readline()
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise DataError(f"{path}, line {number}: the compressed file is cut off or damaged ({error})") from error
+                raise DataError(f"{path}, line {number}: the gzip file is cut off or damaged ({error})") from error
             if not line:
                 return
             try:

@@ -84,7 +84,7 @@ def test_a_cut_off_gzip_file_is_named(tmp_path):
     with gzip.open(path, "wt") as stream:
         stream.writelines(f'{{"n": {n}, "x": "{os.urandom(20).hex()}"}}\n' for n in range(500))
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(DataError, match=r"a\.jsonl\.gz, line \d+: the compressed file is cut off"):
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz, line \d+: the gzip file is cut off"):
         list(read_jsonl(path))
 
 
