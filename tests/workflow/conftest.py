@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,7 @@ class Project:
 
     folder: Path
     config: dict
+    started: list[subprocess.Popen] = dataclasses.field(default_factory=list)
 
     def write_corpus(self, count: int, first: int = 0) -> None:
         for number in range(first, first + count):
@@ -73,10 +76,12 @@ class Project:
     def start(self, *arguments: str) -> subprocess.Popen:
         """Starts snakemake in a process group of its own."""
         log = (self.folder / "driver.log").open("ab")
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.command(*arguments), stdout=log, stderr=log, env=self.environment(), cwd=self.folder,
             start_new_session=True,
         )  # fmt: skip
+        self.started.append(process)
+        return process
 
     def jobs(self, *arguments: str) -> dict[str, int]:
         """How many jobs of each rule a run would have."""
@@ -113,10 +118,22 @@ def project(tmp_path):
         },
     )
     made.write_corpus(10)
-    return made
+    yield made
+    for process in made.started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def kill_tree(process: subprocess.Popen) -> None:
     """``kill -9`` for the driver and everything it started."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def wait_for(holds, driver: subprocess.Popen, timeout_s: float = 120.0, *, may_end: bool = False) -> None:
+    """Waits until ``holds()``; fails when the driver ends before, unless it may."""
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert may_end or driver.poll() is None, "the driver ended too early"
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.02)

@@ -7,7 +7,7 @@ import signal
 import time
 
 from tests.recognisers import write_tones
-from tests.workflow.conftest import kill_tree
+from tests.workflow.conftest import kill_tree, wait_for
 
 AFTER_PLAN = {"plan_shards", "decode_shard", "merge_shards", "score_hypotheses", "report", "gate", "all"}
 
@@ -147,12 +147,3 @@ def test_two_drivers_at_once_do_no_harm(project):
     assert [driver.wait(120) for driver in drivers] == [0, 0], (project.folder / "driver.log").read_text()
     assert sorted(project.decoded()) == sorted(f"utt/{n}" for n in range(10))
     assert project.scores()["words"]["rate"] == 0
-
-
-def wait_for(holds, driver, timeout_s: float = 90.0) -> None:
-    """Waits until ``holds()``; fails when the driver ends before."""
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert driver.poll() is None, "the driver ended too early"
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.02)
