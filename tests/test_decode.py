@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from espnet3_rules.decode import DecodeOptions, batches
+from espnet3_rules.bench import batches
+from espnet3_rules.decode import DecodeOptions
 from espnet3_rules.errors import DataError, EnvironmentProblem, IncompleteError
 from espnet3_rules.shards import Row
 from tests.shard_runs import TINY, TestSet, run_cli
