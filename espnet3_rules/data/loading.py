@@ -88,7 +88,7 @@ class Utterances(torch.utils.data.Dataset[Batch]):
             try:
                 wave = self.wave(utt_id, self.speed(plan.epoch, utt_id))
             except DataError as error:
-                skipped.append((utt_id, error.message))
+                skipped.append((utt_id, error.message.removeprefix(f"{utt_id}: ")))
                 continue
             tokens = self.encode(self.corpus.entry(utt_id).text)
             reason = self.room(len(wave), tokens)

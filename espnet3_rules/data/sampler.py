@@ -8,6 +8,7 @@ holds every utterance once.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import random
 import warnings
@@ -64,6 +65,7 @@ class TrainSampler:
         self.seed, self.rank, self.world_size, self.limit = seed, rank, world_size, limit
         self.position = position
         self.bins = _bins(self.durations, num_buckets)
+        self.longest = _longest(self.durations, self.bins)
 
     def __iter__(self) -> Iterator[BatchPlan]:
         epoch, done = self.position()
@@ -98,7 +100,9 @@ class TrainSampler:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it finds any buffer too small for a small corpus
             sampler = DynamicBucketingSampler(
-                _Cuts(order, self.durations),
+                # as long as the longest of its bucket: Lhotse counts a batch full when one more cut like those in it
+                # would be too much, and then may add a longer one
+                _Cuts(order, self.longest),
                 max_duration=self.duration_s,
                 max_cuts=self.max_cuts,
                 duration_bins=self.bins,
@@ -142,6 +146,15 @@ def _bins(durations: Sequence[float], num_buckets: int) -> list[float]:
             held = 0.0
         held += duration
     return bins or [max(durations, default=0.0) + 1.0]
+
+
+def _longest(durations: Sequence[float], bins: list[float]) -> list[float]:
+    """For each duration the longest one that falls into the same bucket."""
+    buckets = [bisect.bisect_right(bins, duration) for duration in durations]
+    longest: dict[int, float] = {}
+    for bucket, duration in zip(buckets, durations, strict=True):
+        longest[bucket] = max(duration, longest.get(bucket, 0.0))
+    return [longest[bucket] for bucket in buckets]
 
 
 def validation_plans(

@@ -89,7 +89,7 @@ class StateKeeper(pl.Callback):
         if (stop or save) and self.position["batches"] % trainer.accumulate_grad_batches == 0:
             self.save(trainer)
             if stop:
-                raise self._interrupted()
+                raise self._interrupted(trainer)
         seed = content_key([self.options.seed, self.position["total_batches"], trainer.global_rank])
         torch.manual_seed(int(seed[:15], 16))
         random.seed(seed)
@@ -104,11 +104,15 @@ class StateKeeper(pl.Callback):
             options.every_n_steps is not None and trainer.global_step - self._saved_step >= options.every_n_steps
         )
 
-    def _interrupted(self) -> Interrupted:
-        return Interrupted(
-            f"stopped by {self.stop.name} in epoch {self.position['epoch'] + 1} after "
-            f"{self.position['batches']} batches of it; the state is saved in {self.run.states}",
-            hint="the same command continues from there",
+    def _interrupted(self, trainer: pl.Trainer) -> RulesError:
+        self.agreement.sum([0.0])  # the first rank that ends takes the others with it: not before the state is saved
+        return self._failed(
+            trainer,
+            Interrupted(
+                f"stopped by {self.stop.name} in epoch {self.position['epoch'] + 1} after "
+                f"{self.position['batches']} batches of it; the state is saved in {self.run.states}",
+                hint="the same command continues from there",
+            ),
         )
 
     # -- after a step
@@ -130,10 +134,13 @@ class StateKeeper(pl.Callback):
         self.position["batches"] += 1
         self.position["total_batches"] += 1
         if pl_module.nonfinite >= self.options.max_nonfinite:
-            raise RulesError(
-                f"the gradient of {pl_module.nonfinite} steps in a row was infinite or not a number, the last at step "
-                f"{trainer.global_step} with {', '.join(batch.ids[:5])}{' ...' if len(batch.ids) > 5 else ''}",
-                hint="lower optimizer.lr, set trainer.gradient_clip_val, or look at these utterances",
+            raise self._failed(
+                trainer,
+                RulesError(
+                    f"the gradient of {pl_module.nonfinite} steps in a row was infinite or not a number, the last at "
+                    f"step {trainer.global_step} with {', '.join(batch.ids[:5])}{' ...' if len(batch.ids) > 5 else ''}",
+                    hint="lower optimizer.lr, set trainer.gradient_clip_val, or look at these utterances",
+                ),
             )
         if self.options.max_steps is not None and trainer.global_step >= self.options.max_steps:
             trainer.should_stop = True
@@ -146,15 +153,18 @@ class StateKeeper(pl.Callback):
         if self.agreement.sum([float(bool(self.stop))])[0] and at_boundary:
             self.position["validation_due"] = True
             self.save(trainer)
-            raise self._interrupted()
+            raise self._interrupted(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuses an epoch without a single usable utterance."""
         if not self._used:
-            raise DataError(
-                f"not one utterance of epoch {trainer.current_epoch + 1} could be trained on, {self._skipped:g} were "
-                "left out",
-                hint=f"{self.run.path}/left_out-*.jsonl says why, one line for each",
+            raise self._failed(
+                trainer,
+                DataError(
+                    f"not one utterance of epoch {trainer.current_epoch + 1} could be trained on, {self._skipped:g} "
+                    "were left out",
+                    hint=f"{self.run.path}/left_out-*.jsonl says why, one line for each",
+                ),
             )
         if self._skipped and trainer.is_global_zero:
             say(f"epoch {trainer.current_epoch + 1}: {self._skipped:g} utterances were left out")
@@ -166,19 +176,22 @@ class StateKeeper(pl.Callback):
             self.save_weights(trainer, {})
         self.save(trainer, finished=True)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Writes the error down for the process that started this one."""
-        # where Lightning started this process, nothing else of the error gets back
-        record_failure(self.run.path / "failures" / f"{trainer.global_rank}.json", exception)
+    def _failed(self, trainer: pl.Trainer, error: RulesError) -> RulesError:
+        """Writes an error down, to be raised: where Lightning starts the ranks, only its text gets back."""
+        record_failure(self.run.path / "failures" / f"{trainer.global_rank}.json", error)
+        return error
 
     # -- saving
 
     def save(self, trainer: pl.Trainer, *, finished: bool = False) -> None:
         """Writes the state; all ranks call it at the same step."""
         if trainer.is_global_zero and not self.owned():
-            raise EnvironmentProblem(
-                f"{self.run.path}: another process has taken this run over, since this one stood still",
-                hint="wait for the other one; it continues from the last saved state",
+            raise self._failed(
+                trainer,
+                EnvironmentProblem(
+                    f"{self.run.path}: another process has taken this run over, since this one stood still",
+                    hint="wait for the other one; it continues from the last saved state",
+                ),
             )
         _data(trainer).state = dict(self.position)
         name = f"{self.position['total_batches']:09d}{'-final' if finished else ''}"
@@ -243,7 +256,8 @@ class LeftOut(pl.Callback):
         self._note(batch.skipped)
 
     def _note(self, skipped: Any) -> None:
-        new = [(utt_id, reason) for utt_id, reason in skipped if utt_id not in self._known]
+        # in training and validation both, it is named once
+        new = list({i: reason for i, reason in skipped if i not in self._known}.items())
         if not new:
             return
         with self._path.open("a", encoding="utf-8") as stream:
@@ -255,9 +269,12 @@ class LeftOut(pl.Callback):
 
 def _validate(trainer: pl.Trainer) -> None:
     """Runs the validation that the interrupted run still owed, as Lightning's loop does after a step."""
+    loop = trainer.fit_loop.epoch_loop
+    loop._batches_that_stepped -= 1  # its values belong to the last step, as far as loggers are concerned
     trainer.validating = True
-    trainer.fit_loop.epoch_loop.val_loop.run()
+    loop.val_loop.run()
     trainer.training = True
+    loop._batches_that_stepped += 1
 
 
 def _data(trainer: pl.Trainer) -> SpeechData:

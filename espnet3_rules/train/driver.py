@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from espnet3_rules.errors import EnvironmentProblem, Interrupted, RulesError
 from espnet3_rules.records import write_json
@@ -22,6 +21,7 @@ from espnet3_rules.train.failures import raise_recorded, record_failure
 from espnet3_rules.train.fit import Job, fit, starts_its_own_ranks
 from espnet3_rules.train.options import TrainOptions
 from espnet3_rules.train.run_folder import RunFolder
+from espnet3_rules.train.world import ParentLives, World, end_with_parent
 
 #: How long rank 0 has to notice by itself that another rank is gone, in seconds. A GPU's collective may wait for
 #: ever.
@@ -65,8 +65,6 @@ def _make_tokens(run: RunFolder, train: Sequence[str], options: TrainOptions) ->
 
 def _fit_all_ranks(job: Job, owned: Callable[[], bool]) -> None:
     """Trains as rank 0 in this process, with the other ranks as its children."""
-    from espnet3_rules.train.ranks import World
-
     run, options = RunFolder(job.run), job.options
     failures = run.path / "failures"
     for old in failures.glob("*.json"):
@@ -97,7 +95,7 @@ def _free_port() -> int:
 class Children:
     """The other ranks of this node: started, watched, and ended."""
 
-    def __init__(self, job: Job, world: Any) -> None:
+    def __init__(self, job: Job, world: World) -> None:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         spec = Path(job.run) / "job.json"
         write_json(spec, {"job": job.to_dict(), "address": world.address, "port": world.port, "size": world.size})
@@ -134,7 +132,7 @@ class Children:
         while not self._dead() and time.monotonic() < end:
             time.sleep(0.05)
         for rank, code in self._dead().items():
-            raise_recorded(failures / f"{rank}.json", rank)
+            raise_recorded(failures)
             raise EnvironmentProblem(
                 f"rank {rank} of {len(self.processes) + 1} ended with {_code(code)}",
                 hint="the same command continues from the last saved state",
@@ -165,8 +163,6 @@ def _code(code: int) -> str:
 
 def child(spec: str, rank: int) -> int:
     """What a rank other than 0 exits with; it leaves the reason where it fails."""
-    from espnet3_rules.train.ranks import World, end_with_parent
-
     end_with_parent()
     given = json.loads(Path(spec).read_text(encoding="utf-8"))
     job = Job.from_dict(given["job"])
@@ -188,7 +184,7 @@ def _fit_spawning(job: Job, failures: Path) -> None:
 
     from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-    from espnet3_rules.train.ranks import StopRequest, World
+    from espnet3_rules.train.ranks import StopRequest
 
     def pass_on(number: int, _frame: object) -> None:
         for process in multiprocessing.active_children():
@@ -199,11 +195,9 @@ def _fit_spawning(job: Job, failures: Path) -> None:
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, pass_on) for number in StopRequest.SIGNALS} if main else {}
     try:
-        fit(job, World(size=job.options.num_device), lambda: True)
+        fit(job, World(size=job.options.num_device), ParentLives())
     except (ProcessRaisedException, ProcessExitedException) as error:
-        recorded = sorted(failures.glob("*.json"))
-        if recorded:
-            raise_recorded(recorded[0], int(recorded[0].stem))
+        raise_recorded(failures)
         raise EnvironmentProblem(
             f"a rank died: {error}", hint="the same command continues from the last saved state"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import traceback
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def record_failure(path: Path, error: BaseException) -> None:
         {
             "kind": type(error).__name__,
             "known": known,
+            "time": time.time(),
             "message": error.message if isinstance(error, RulesError) else str(error),
             "hint": error.hint if isinstance(error, RulesError) else None,
             "traceback": "".join(traceback.format_exception(error)),
@@ -26,11 +28,11 @@ def record_failure(path: Path, error: BaseException) -> None:
     )
 
 
-def raise_recorded(path: Path, rank: int) -> None:
-    """Raises the error that a rank has written down, if it has."""
-    if not path.exists():
-        return
-    record = json.loads(path.read_text(encoding="utf-8"))
-    if record["known"]:
-        raise getattr(errors, record["kind"])(record["message"], hint=record["hint"])
-    raise EnvironmentProblem(f"rank {rank} failed:\n{record['traceback'].rstrip()}")
+def raise_recorded(folder: Path) -> None:
+    """Raises what a rank has written down, if one has; rather a user's error than what it caused in other ranks."""
+    records = {int(path.stem): json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
+    # where one rank is gone, the connection of the others breaks a moment later
+    for rank, record in sorted(records.items(), key=lambda item: (not item[1]["known"], item[1]["time"])):
+        if record["known"]:
+            raise getattr(errors, record["kind"])(record["message"], hint=record["hint"])
+        raise EnvironmentProblem(f"rank {rank} failed:\n{record['traceback'].rstrip()}")

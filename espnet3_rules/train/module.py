@@ -35,9 +35,9 @@ class CtcRoom:
         """Why they do not go together, or None."""
         frames = self.features.frames(samples)
         outputs = int(self.network.output_lengths(torch.tensor([frames]))) if frames else 0
-        # the same token twice needs a blank between
-        needed = len(tokens) + sum(a == b for a, b in itertools.pairwise(tokens))
-        if outputs >= max(1, needed):
+        # the same token twice needs a blank between; batch normalisation cannot train on a single frame
+        needed = max(2, len(tokens) + sum(a == b for a, b in itertools.pairwise(tokens)))
+        if outputs >= needed:
             return None
         return f"too short: {samples / self.features.sampling_rate:.3g} s give {outputs} frames, {needed} are needed"
 

@@ -20,7 +20,7 @@ class BatchOptions(Options):
     """How utterances are put together to batches, on each device."""
 
     duration_s: float = opt(
-        100.0, "most audio of a batch in seconds, counted as its number of utterances times the longest", above=0
+        100.0, "most audio of a batch in seconds: its utterances times the longest of their length group", above=0
     )
     max_cuts: int | None = opt(None, "most utterances of a batch; null: as many as `duration_s` allows", minimum=1)
     num_buckets: int = opt(10, "groups of similar length that batches are drawn from", minimum=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -11,18 +9,7 @@ from typing import Any
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-
-@dataclasses.dataclass(frozen=True)
-class World:
-    """One process's place among all that train together."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    node_rank: int = 0
-    #: Where rank 0 listens.
-    address: str = "127.0.0.1"
-    port: int = 0
+from espnet3_rules.train.world import World
 
 
 class WorldEnvironment(ClusterEnvironment):
@@ -133,16 +120,3 @@ class StopRequest:
     def name(self) -> str:
         """What asked for it, for the message."""
         return signal.Signals(self.signal).name if self.signal is not None else "another rank"
-
-
-def end_with_parent() -> None:
-    """Ends this process as soon as the one that started it is gone: nobody would watch it or stop it."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        tick = threading.Event()
-        while os.getppid() == parent:
-            tick.wait(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
