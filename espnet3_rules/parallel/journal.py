@@ -7,6 +7,7 @@ the same utterance. ``ok`` is final, ``failed`` is not.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -43,6 +44,7 @@ class Journal:
 
     def refresh(self) -> None:
         """Reads what was appended since the last time; a last line that is not whole yet is left for the next."""
+        self._forget_old_listing()
         for path in sorted(self.folder.glob("*.jsonl")):
             start, number = self._read.get(path.name, (0, 0))
             try:
@@ -58,6 +60,13 @@ class Journal:
                 number += 1
                 self._take(line, path, number)
             self._read[path.name] = (start + len(whole), number)
+
+    def _forget_old_listing(self) -> None:
+        """Makes an NFS client list the folder anew: it keeps a listing for up to a minute, until it sees a change."""
+        with contextlib.suppress(OSError):  # not there yet, full, or only to be read
+            probe = self.folder / f".{uuid.uuid4().hex}"
+            probe.touch()
+            probe.unlink()
 
     def _take(self, line: bytes, path: Path, number: int) -> None:
         try:

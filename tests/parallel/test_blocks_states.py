@@ -78,7 +78,7 @@ class Machine(RuleBasedStateMachine):
         self.now = 1000.0
         self.workers = {}
         self.owner = {}
-        self.worked = collections.Counter()
+        self.worked: collections.Counter[str] = collections.Counter()
         self.allowed = 0  # rows that may have been worked on for nothing
         ids = iter(range(100))
         self.blocks = [Block.of(Row(f"u{next(ids)}", "x", 1.0) for _ in range(size)) for size in sizes]
@@ -176,7 +176,7 @@ class Machine(RuleBasedStateMachine):
     def nothing_twice(self):
         if not hasattr(self, "rows"):
             return
-        written = collections.Counter()
+        written: collections.Counter[str] = collections.Counter()
         for path in Journal(self.folder + "/journal").folder.glob("*.jsonl"):
             for line in path.read_text().splitlines():
                 if '"ok"' in line:

@@ -164,6 +164,7 @@ def test_a_process_number_used_again_is_another_process():
 def hold(folder, ready):
     taken = Claims(folder, stale_after_s=1.2)
     claim = taken.acquire("b")
+    assert claim
     ready.put(os.getpid())
     while True:
         time.sleep(0.02)
@@ -183,10 +184,12 @@ def test_a_killed_process_is_seen_at_once(tmp_path):
     process, _ = start_holder(tmp_path)
     with Claims(tmp_path, stale_after_s=60) as mine:
         assert mine.acquire("b") is None
-        assert mine.owner("b").pid == process.pid
+        owner = mine.owner("b")
+        assert owner and owner.pid == process.pid
         os.kill(process.pid, signal.SIGKILL)
         assert mine.wait_for_change(["b"], 10)  # not yet waited for: a zombie
-        assert mine.acquire("b").epoch == 2
+        claim = mine.acquire("b")
+        assert claim and claim.epoch == 2
     process.join()
 
 
@@ -202,7 +205,7 @@ def test_a_stopped_process_loses_its_claim_and_knows_it(tmp_path):
         os.kill(process.pid, signal.SIGCONT)
         answers = [queue.get(timeout=10) for _ in range(6)]
         assert not any(answers[1:])  # one may have been on its way when it was stopped
-        assert claim.check()
+        assert claim and claim.check()
     process.kill()
     process.join()
 
@@ -231,9 +234,27 @@ def test_many_processes_race_for_the_same_names(tmp_path):
 def test_close_releases_and_leaves_few_files(tmp_path):
     with Claims(tmp_path) as mine:
         mine.acquire("a")
-        mine.acquire("b").release(done=True)
+        claim = mine.acquire("b")
+        assert claim and claim.release(done=True)
     with Claims(tmp_path) as other:
         assert other.is_free("a") and other.is_done("b")
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert len(files) == 2
     assert {json.loads(p.read_text())["state"] for p in files} == {"free", "done"}
+
+
+def test_the_heartbeat_needs_no_room(tmp_path):
+    """Written over in place: a file that is cut and filled again could stay empty on a full disk."""
+    mine = claims(tmp_path, Clock(), "n1")
+    mine.beat()
+    (path,) = (tmp_path / "beats").iterdir()
+    with path.open("rb") as stream:
+        first = stream.read()
+        mine.beat()
+        stream.seek(0)
+        second = stream.read()
+    assert len(first) == len(second) == 21 and first != second
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda *_: len(first))
+        mine.beat()
+    assert path.read_bytes() == second
