@@ -67,7 +67,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(typing.cast(Any, self)):
-            value = convert(getattr(self, field.name), _hints(type(self))[field.name], field.name)
+            wanted = _hints(typing.cast(Any, type(self)))[field.name]
+            value = convert(getattr(self, field.name), wanted, field.name)
             object.__setattr__(self, field.name, value)
             _check_limits(value, field)
         self.check()
