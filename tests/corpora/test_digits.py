@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ def make(folder, split="train", parallel_map=map, seed=0, **options):
 
 
 def audio(cuts):
-    return {c.id: hashlib.sha256(open(c.recording.sources[0].source, "rb").read()).hexdigest() for c in cuts}
+    return {c.id: hashlib.sha256(Path(c.recording.sources[0].source).read_bytes()).hexdigest() for c in cuts}
 
 
 def backwards(function, items):
@@ -59,7 +60,7 @@ def test_recordings_are_the_same_bytes_in_any_order_and_on_any_number_of_cores(t
 
 def test_what_is_spoken_is_not_spoken_again(tmp_path):
     cuts = make(tmp_path)
-    paths = [digits.Path(c.recording.sources[0].source) for c in cuts]
+    paths = [Path(c.recording.sources[0].source) for c in cuts]
     bytes_before = audio(cuts)
     paths[1].unlink()
     before = {p: p.stat().st_mtime_ns for p in paths if p.exists()}

@@ -195,7 +195,7 @@ def test_what_is_wrong_with_the_source_is_said(tmp_path):
     with pytest.raises(DataError, match="not a whole zip file"):
         make(tmp_path, "test", path=str(tmp_path / "no.zip"))
     archive = zipped(write_dataset(tmp_path), tmp_path / "fsdd.zip")
-    with pytest.raises(DataError, match="SHA-256 .*, expected 0000"):
+    with pytest.raises(DataError, match=r"SHA-256 .*, expected 0000"):
         make(tmp_path, "test", path=str(archive), sha256="0" * 64)
     cut_off = tmp_path / "half.zip"
     cut_off.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])

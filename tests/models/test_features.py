@@ -64,7 +64,9 @@ def test_a_tone_is_loud_in_the_bin_around_it(hz):
     features = one(wave)
     risen = (features[60:].mean(0) - features[:40].mean(0)).cpu()
     layer = LogMel(DEFAULT)
-    centres = (layer.filters * torch.linspace(0, RATE / 2, layer.filters.shape[0])[:, None]).sum(0) / layer.filters.sum(0)
+    centres = (layer.filters * torch.linspace(0, RATE / 2, layer.filters.shape[0])[:, None]).sum(0) / layer.filters.sum(
+        0
+    )
     loudest = risen > risen.max() - 0.05
     assert (centres[loudest] - hz).abs().min() < 0.08 * hz
 
