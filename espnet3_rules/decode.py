@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3_rules import keys
 from espnet3_rules import shards as _shards
-from espnet3_rules.bench import Bench, batches
+from espnet3_rules.batches import BatchDecoder, batches
 from espnet3_rules.errors import DataError
 from espnet3_rules.manifest import ItemHasher, ManifestReader
 from espnet3_rules.models.search import VERSION as SEARCH_VERSION
@@ -157,14 +157,14 @@ def _decode_pending(shard: _Shard, model: Path | dict[str, Any], results: Journa
         with ExitStack() as stack:
             claims = stack.enter_context(Claims(results.folder / "claims", stale_after_s=options.stale_after_s))
             recogniser = _build(model, options, stack)
-            bench = Bench(recogniser, reader, options.search, hash_audio=hash_audio, proven=results.any_ok)
+            decoder = BatchDecoder(recogniser, reader, options.search, hash_audio=hash_audio, proven=results.any_ok)
             worker = BlockWorker(
                 blocks,
                 journal=results,
                 claims=claims,
                 batches=lambda rows: batches(rows, options.batch_duration_s, options.max_batch),
-                prepare=bench.load,
-                work=bench.recognise,
+                prepare=decoder.load,
+                work=decoder.recognise,
                 claim_cost=_BATCHES_AHEAD * options.batch_duration_s,
             )
             progress = _Progress(shard, results, claims, options.progress_s)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from espnet3_rules.bench import batches
+from espnet3_rules.batches import batches
 from espnet3_rules.decode import DecodeOptions
 from espnet3_rules.errors import DataError, EnvironmentProblem, IncompleteError
 from espnet3_rules.shards import Row

@@ -38,7 +38,7 @@ def batches(rows: Sequence[Row], duration_s: float, most: int) -> list[list[Row]
     return made
 
 
-class Bench:
+class BatchDecoder:
     """What a batch goes through: loading, in a second thread, and the recogniser.
 
     Args:
