@@ -136,21 +136,21 @@ class _Cuts:
 
 
 def _bins(durations: Sequence[float], num_buckets: int) -> list[float]:
-    """Where the buckets end, in seconds, so that each holds about the same total duration."""
+    """The longest duration of each bucket but the last, in seconds, so that each holds about the same total."""
     bins: list[float] = []
-    share, held = sum(durations) / num_buckets, 0.0
+    share, held, before = sum(durations) / num_buckets, 0.0, 0.0
     for duration in sorted(durations):
-        # two buckets with the same limit would be one, and the other always empty
-        if held > share and (not bins or duration > bins[-1]):
-            bins.append(duration)
+        if held >= share and duration > before:
+            bins.append(before)
             held = 0.0
         held += duration
-    return bins or [max(durations, default=0.0) + 1.0]
+        before = duration
+    return bins or [before]
 
 
 def _longest(durations: Sequence[float], bins: list[float]) -> list[float]:
     """For each duration the longest one that falls into the same bucket."""
-    buckets = [bisect.bisect_right(bins, duration) for duration in durations]
+    buckets = [bisect.bisect_left(bins, duration) for duration in durations]
     longest: dict[int, float] = {}
     for bucket, duration in zip(buckets, durations, strict=True):
         longest[bucket] = max(duration, longest.get(bucket, 0.0))

@@ -53,11 +53,6 @@ def test_killed_and_continued(two_ranks, work):
         time.sleep(0.1)
     assert not children, "a rank outlived the one that started it"
 
-    process = work.process(**TWO)
-    work.wait_for_batches(process, 1)
-    process.signal(signal.SIGTERM)
-    assert process.wait() == Interrupted.exit_code
-
     work.process(**TWO).finish()
     whole, overlaps = joined(work.traces())
     assert whole == joined(two_ranks.traces())[0]
