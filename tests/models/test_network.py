@@ -49,8 +49,15 @@ def test_an_utterance_gives_the_same_alone_and_in_any_batch(subsampling, more_pa
             assert torch.equal(logits[row, :count].argmax(-1), alone[0].argmax(-1))
 
 
-def test_the_default_network_learns_in_a_few_steps():
-    """Parakeet's own initial weights fail here: at this width the loss does not move."""
+def test_initial_weights_scale_with_what_a_layer_takes_in():
+    """Parakeet's own are all of deviation 0.02: with them a small network hears next to nothing, and stays so."""
+    for module in built(NetworkOptions()).ctc.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Conv1d | torch.nn.Conv2d):
+            inputs = module.weight[0].numel()
+            assert float(module.weight.detach().std()) == pytest.approx((3 * inputs) ** -0.5, rel=0.25), module
+
+
+def test_a_small_network_learns_in_a_few_steps():
     torch.manual_seed(0)
     options = NetworkOptions(layers=4, width=96, feed_forward=192, subsampling_channels=32, dropout=0.0)
     network = build_network(options, 5, FEATURES)
