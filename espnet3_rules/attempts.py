@@ -36,6 +36,8 @@ class Attempts(Generic[In, Out]):
         size: of a batch, in memory: what was too much once is halved at once the next time. None: every batch is
             tried.
         proven: whether it is known to have worked before.
+        probe: the easiest element there is, asked for before it stops: what works on that is no fault of the
+            function, though all of the hardest fail.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class Attempts(Generic[In, Out]):
         *,
         size: Callable[[Sequence[In]], float] | None = None,
         proven: bool = False,
+        probe: Callable[[], In] | None = None,
     ) -> None:
         self._function = function
+        self._probe = probe
         self._size = size or (lambda batch: 0.0)
         self._too_much = float("inf")
         self._proven = proven
@@ -81,6 +85,8 @@ class Attempts(Generic[In, Out]):
 
     def _alone(self, error: Exception, memory: bool) -> Failed:
         self._failed_alone += 1
+        if self._failed_alone == HOPELESS and not self._proven:
+            self._proven = self._works_on_the_easiest()
         if not self._proven and self._failed_alone >= HOPELESS:
             if memory:
                 raise EnvironmentProblem(
@@ -90,6 +96,14 @@ class Attempts(Generic[In, Out]):
             error.add_note(f"Stopped: each of the first {HOPELESS} utterances fails, decoded one by one.")
             raise error
         return Failed("out of memory, decoded on its own" if memory else first_line(error))
+
+    def _works_on_the_easiest(self) -> bool:
+        if self._probe is None:
+            return False
+        with contextlib.suppress(Exception):
+            self._function([self._probe()])
+            return True
+        return False
 
 
 def first_line(error: BaseException) -> str:

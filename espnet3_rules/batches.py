@@ -47,6 +47,7 @@ class BatchDecoder:
         search: how texts are found.
         hash_audio: whether items were hashed over the content of the audio.
         proven: whether the model is known to have decoded something.
+        shortest: the row to try the model on before giving it up.
     """
 
     def __init__(
@@ -57,12 +58,13 @@ class BatchDecoder:
         *,
         hash_audio: bool,
         proven: bool,
+        shortest: Row,
     ) -> None:
         self._recogniser = recogniser
         self._reader = reader
         self._search = search
         self._hash_audio = hash_audio
-        self._attempts = Attempts(self._call, size=_padded, proven=proven)
+        self._attempts = Attempts(self._call, size=_padded, proven=proven, probe=lambda: self._wave(shortest))
 
     def load(self, rows: list[Row]) -> list[np.ndarray | Failed]:
         """The samples of each row, or why there are none."""
@@ -86,6 +88,12 @@ class BatchDecoder:
                 f"{row.utt_id}: its recording was replaced while this shard was decoded",
                 hint="give the same command again: what is decoded is kept",
             )
+        return loaded
+
+    def _wave(self, row: Row) -> np.ndarray:
+        loaded = self._load_one(row, self._reader.entries[row.utt_id])
+        if isinstance(loaded, Failed):
+            raise DataError(loaded.reason)
         return loaded
 
     def _call(self, waves: Sequence[np.ndarray]) -> list[list[tuple[str, float | None]]]:

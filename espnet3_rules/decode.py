@@ -6,9 +6,10 @@ it when all is there.
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from espnet3_rules.batches import BatchDecoder, batches
 from espnet3_rules.errors import DataError
 from espnet3_rules.manifest import ItemHasher, ManifestReader
 from espnet3_rules.models.search import VERSION as SEARCH_VERSION
-from espnet3_rules.models.search import SearchOptions
+from espnet3_rules.models.search import SearchOptions, load_lm
 from espnet3_rules.options import Options, opt
 from espnet3_rules.parallel.blocks import JOURNALLED, WAITING, BlockWorker, Step
 from espnet3_rules.parallel.claims import Claims
@@ -99,13 +100,7 @@ def decode(
     """
     blocks = _shards.read_shard(plan, shard, shards)
     rows = [row for block in blocks for row in block.rows]
-    with keys.Digests(Path(journal) / "digests.json") as digests:
-        described = keys.describe_run(
-            model,
-            {**options.to_dict(only_result=True), "search_version": SEARCH_VERSION},
-            version=VERSION,
-            digests=digests,
-        )
+    described = _describe(model, journal, options)
     run = keys.run_key(described)
     results = Journal(Path(journal) / run, wanted={row.utt_id: row.item for row in rows})
     results.refresh()
@@ -114,10 +109,31 @@ def decode(
     _say(f"{name}: {len(rows) - len(pending)} of {len(rows)} utterances are decoded already (run {run})")
     if pending:
         results.describe(described)
-        _decode_pending(_Shard(name, manifest, plan, blocks, pending), model, results, options)
+        unchanged = functools.partial(_check_unchanged, described, model, journal, options)
+        _decode_pending(_Shard(name, manifest, plan, blocks, pending), model, results, options, unchanged)
     for problem in results.problems:
         _say(f"{name}: warning: {problem}; it was decoded again if it was needed")
     write_jsonl(out, _published(rows, results, run))
+
+
+def _describe(model: Path | dict[str, Any], journal: Path, options: DecodeOptions) -> dict[str, Any]:
+    with keys.Digests(Path(journal) / "digests.json") as digests:
+        return keys.describe_run(
+            model,
+            {**options.to_dict(only_result=True), "search_version": SEARCH_VERSION},
+            version=VERSION,
+            digests=digests,
+        )
+
+
+def _check_unchanged(
+    described: dict[str, Any], model: Path | dict[str, Any], journal: Path, options: DecodeOptions
+) -> None:
+    """Raises `DataError` where the model that was loaded may not be the one that the run is named after."""
+    if _describe(model, journal, options) != described:
+        raise DataError(
+            f"{model}: changed while it was loaded", hint="give the same command again: what is decoded is kept"
+        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +161,13 @@ def _published(rows: Sequence[Row], results: Journal, run: str) -> Iterator[dict
         yield {**record, "run": run}
 
 
-def _decode_pending(shard: _Shard, model: Path | dict[str, Any], results: Journal, options: DecodeOptions) -> None:
+def _decode_pending(
+    shard: _Shard,
+    model: Path | dict[str, Any],
+    results: Journal,
+    options: DecodeOptions,
+    check_unchanged: Callable[[], None],
+) -> None:
     reader = ManifestReader(shard.manifest)
     hash_audio = bool(_shards.read_plan(shard.plan).get("hash_audio"))
     _check_ids(shard, reader)
@@ -157,7 +179,15 @@ def _decode_pending(shard: _Shard, model: Path | dict[str, Any], results: Journa
         with ExitStack() as stack:
             claims = stack.enter_context(Claims(results.folder / "claims", stale_after_s=options.stale_after_s))
             recogniser = _build(model, options, stack)
-            decoder = BatchDecoder(recogniser, reader, options.search, hash_audio=hash_audio, proven=results.any_ok)
+            check_unchanged()
+            decoder = BatchDecoder(
+                recogniser,
+                reader,
+                options.search,
+                hash_audio=hash_audio,
+                proven=results.any_ok,
+                shortest=min(shard.pending - changed, key=lambda row: row.cost),
+            )
             worker = BlockWorker(
                 blocks,
                 journal=results,
@@ -188,7 +218,7 @@ def _changed(ids: list[str], shard: _Shard) -> DataError:
         f"{shard.name}: {len(ids)} recordings were replaced after the plan {shard.plan} was made: {_some(ids)}; "
         "the others are decoded and kept",
         hint="give the same `snakemake` command again (by hand: `espnet3-rules plan`, then decode): only these are "
-        "decoded anew",
+        "decoded anew; with watch_audio: false add `-R prepare_split`",
     )
 
 
@@ -199,6 +229,8 @@ def _some(ids: Sequence[str]) -> str:
 def _build(model: Path | dict[str, Any], options: DecodeOptions, stack: ExitStack) -> Recogniser:
     from espnet3_rules.models.recogniser import build_recogniser
 
+    if options.search.lm:
+        load_lm(options.search.lm)  # a damaged one is no utterance's fault
     device = options.device
     if device == "auto" or options.threads is not None:
         import torch

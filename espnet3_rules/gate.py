@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ from espnet3_rules.errors import GateError, OptionError
 from espnet3_rules.options import Options, opt
 from espnet3_rules.records import write_json
 from espnet3_rules.score import read_scores
+
+VERSION = 1
+#: Beside a scores.json that did not pass. The workflow takes it as an input of decoding, so that the same command
+#: tries the failed utterances again, and only those: the others are in the journal.
+RETRY = "retry.json"
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,9 @@ def gate(*, scores: list[Path], out: Path, options: GateOptions) -> None:
     refused = [one for one in results if one["failed"]["count"] > options.allowed(one["sentences"]["reference"])]
     if refused:
         Path(out).unlink(missing_ok=True)
+        for path, one in zip(scores, results, strict=True):
+            if one in refused:
+                write_json(Path(path).with_name(RETRY), {"failed": one["failed"]["count"], "at": time.time()})
         raise GateError(
             f"more utterances failed than max_failed: {options.max_failed} allows\n" + "\n".join(map(_told, refused)),
             hint="the lists say why each failed; the same command tries them again, and decode.max_failed allows more",

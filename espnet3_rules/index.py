@@ -40,7 +40,7 @@ class Entry(NamedTuple):
     offset: int
     #: Number of the cut's line within that member, from 0.
     line: int
-    #: Hash of id, start, duration, channel and sampling rate.
+    #: Hash of id, start, duration, channel, sampling rate, and the audio files' names.
     cut: str
     #: The audio files, absolute.
     audio: tuple[str, ...]
@@ -136,6 +136,8 @@ def entry_of(record: dict[str, Any], offset: int, line: int, stamps: Any, where:
         )
     audio = tuple(s["source"] for s in recording["sources"] if s["type"] == "file")
     key = [record["id"], record.get("start", 0.0), record["duration"], record["channel"], recording["sampling_rate"]]
+    # the name, since other clips may have the same size and time; not the folder, so that a corpus can be moved
+    key += [[os.path.basename(name) for name in audio], recording.get("transforms")]  # noqa: PTH119
     return Entry(
         id=record["id"],
         duration_s=record["duration"],

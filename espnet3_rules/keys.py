@@ -117,12 +117,29 @@ def _described(values: Mapping[str, Any], digests: Digests) -> dict[str, Any]:
     plain, files = {}, {}
     for key, value in _flat("", values):
         plain[key] = value
-        if isinstance(value, str) and value and key != "_target_":
-            with contextlib.suppress(OSError, ValueError):  # texts that cannot be a path
-                if Path(value).exists():
-                    files[key] = digests.of_tree(Path(value))
-                    del plain[key]
+        if key != "_target_" and (path := _named(value)):
+            files[key] = digests.of_tree(path)
+            del plain[key]
     return {"values": plain, "files": files}
+
+
+def _named(value: Any) -> Path | None:
+    """The file or folder that a value names; a mere word names none, though a folder may happen to have its name."""
+    if isinstance(value, str) and ("/" in value or Path(value).suffix):
+        with contextlib.suppress(OSError, ValueError):  # texts that cannot be a path
+            if Path(value).exists():
+                return Path(value)
+    return None
+
+
+def named_files(values: Mapping[str, Any]) -> list[str]:
+    """The files that the values of a block name, those of folders too: what a run key has the content of."""
+    found: list[str] = []
+    for key, value in _flat("", values):
+        if key != "_target_" and (path := _named(value)):
+            tree = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+            found += [str(p) for p in tree if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+    return found
 
 
 def version_of(target: str) -> int | None:

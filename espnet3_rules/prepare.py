@@ -138,16 +138,11 @@ def _end_with_parent() -> None:
 
 
 def change_mark(manifest: Path | str) -> Path:
-    """The file whose content changes when recordings of a manifest were replaced; the workflow takes it as an input.
+    """The file that says which recordings of a manifest were replaced; the workflow takes it as an input.
 
-    It is made, older than anything, where it is not there yet: a rule whose inputs come and go would rerun.
+    There is none until the first is replaced; it then stays, since a rule whose inputs go would rerun.
     """
-    mark = Path(manifest).with_name(Path(manifest).name.removesuffix(".gz").removesuffix(".jsonl") + ".changed")
-    if not mark.exists():
-        with write_aside(mark):
-            pass
-        os.utime(mark, (1, 1))
-    return mark
+    return Path(manifest).with_name(Path(manifest).name.removesuffix(".gz").removesuffix(".jsonl") + ".changed")
 
 
 def mark_changed_audio(manifest: Path | str) -> list[str]:
@@ -159,7 +154,7 @@ def mark_changed_audio(manifest: Path | str) -> list[str]:
     if changed:
         note = canonical_json({name: stamp_of(name) for name in changed}) + "\n"
         mark = change_mark(manifest)
-        if mark.read_text(encoding="utf-8") != note:
+        if not mark.exists() or mark.read_text(encoding="utf-8") != note:
             with write_aside(mark) as stream:
                 stream.write(note)
     return changed

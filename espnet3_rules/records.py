@@ -92,9 +92,11 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            todo = "make room (or choose another folder)" if full else "make the folder writable (or choose another)"
             raise EnvironmentProblem(
                 f"{path}: {os.strerror(error.errno)}",
-                hint="make room (or choose another folder) and give the same command again: what is done is kept",
+                hint=f"{todo} and give the same command again: what is done is kept",
             ) from error
         raise
 

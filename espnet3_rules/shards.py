@@ -59,7 +59,7 @@ class Row(NamedTuple):
 class Block:
     """Consecutive utterances that are claimed together."""
 
-    #: Content hash of the ids and items: the same block has the same name in any plan.
+    #: Hash of the ids: workers of an older plan, which knows other recordings under them, claim the same name.
     name: str
     rows: tuple[Row, ...]
 
@@ -67,7 +67,7 @@ class Block:
     def of(cls, rows: Iterable[Row]) -> Block:
         """The block of these rows, with its name."""
         rows = tuple(rows)
-        return cls(content_key([[row.utt_id, row.item] for row in rows])[:32], rows)
+        return cls(content_key([row.utt_id for row in rows])[:32], rows)
 
     @property
     def cost(self) -> float:

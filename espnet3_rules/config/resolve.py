@@ -15,12 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from espnet3_rules import corpora
+from espnet3_rules import corpora, decode, keys, score, tokens, train
 from espnet3_rules.config.blocks import GivenSystem, RootOptions, TrainedSystem
 from espnet3_rules.decode import DecodeOptions
 from espnet3_rules.errors import OptionError
 from espnet3_rules.gate import GateOptions
+from espnet3_rules.models import search
 from espnet3_rules.models.search import SearchOptions
+from espnet3_rules.normalise import Normaliser
 from espnet3_rules.options import join, lay_over, nearest, nested, opt, unknown_key
 from espnet3_rules.records import canonical_json
 from espnet3_rules.train import TrainOptions
@@ -132,6 +134,33 @@ class Config:
     def decoder_files(self, decoder: str) -> list[str]:
         """The files that a decoder reads: its language model."""
         return [lm] if (lm := self.decoders[decoder].lm) else []
+
+    def model_files(self, system: str) -> list[str]:
+        """The files that the block of a given model names."""
+        return keys.named_files(self.systems[system].model or {})
+
+    def training_version(self, system: str) -> str:
+        """Everything whose change means that a system is trained again, beside its options and data."""
+        options = self.systems[system].options
+        assert options is not None
+        return canonical_json([train.VERSION, tokens.VERSION, Normaliser(options.tokens.normalise).versions])
+
+    def decoding_version(self, system: str) -> str:
+        """Everything whose change means that a system decodes again, beside its model and options.
+
+        Raises:
+            OptionError: the class of a given model cannot be found.
+        """
+        model = self.systems[system].model
+        target = model["_target_"] if model else keys.BUILT_IN
+        try:
+            return canonical_json([decode.VERSION, search.VERSION, keys.version_of(target)])
+        except OptionError as error:
+            raise OptionError(f"systems.{system}.model.{error.message}", hint=error.hint) from error
+
+    def scoring_version(self) -> str:
+        """Everything whose change means that hypotheses are scored again, beside the options."""
+        return canonical_json([score.VERSION, Normaliser(self.root.score.normalise).versions])
 
     def model(self, system: str, files: Sequence[str]) -> str:
         """What ``decode --model`` is given: the folder of a trained model, or the block of a given one."""
@@ -324,12 +353,18 @@ def _system(name: str, block: Mapping[str, Any], root: RootOptions, found: Mappi
             if key not in known:
                 raise unknown_key(join(path, key), key, known)
         data = TrainedSystem.from_dict({k: v for k, v in block.items() if k in own}, path)
+        if not data.train:
+            raise OptionError(f"{path}.train: an empty list", hint="name at least one training set, as corpus/split")
         inherited = {key: getattr(root, key) for key in _INHERITED}
         options = lay_over(inherited, {k: v for k, v in block.items() if k not in own})
         tests = root.test_sets if data.test_sets is None else data.test_sets
-        system = System(
-            name, tuple(data.train), tuple(data.valid), TrainOptions.from_dict(options, path), None, tuple(tests)
-        )
+        checked = TrainOptions.from_dict(options, path)
+        if checked.checkpoint.average == "best" and not data.valid:
+            raise OptionError(
+                f"{path}.checkpoint.average: 'best' needs validation, and {path}.valid is empty",
+                hint="name a validation set, or set checkpoint.average to last",
+            )
+        system = System(name, tuple(data.train), tuple(data.valid), checked, None, tuple(tests))
     for key in ("train", "valid", "test_sets"):
         for index, split in enumerate(getattr(system, key)):
             _check_split(split, f"{path}.{key}[{index}]", found)

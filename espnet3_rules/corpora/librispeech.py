@@ -56,6 +56,8 @@ class Options(option_module.Options):
 
     def sources(self, split: str) -> list[Path]:
         """The transcripts of a split that are there; a change in one means that it must be prepared again."""
+        if self.download:
+            return []  # what comes by itself is no input: the second run would find it changed
         folders = (_found(Path(self.folder), part) for part in self.parts(split))
         return [path for folder in folders if folder for path in _transcripts(folder)]
 

@@ -1,7 +1,9 @@
 """The loop of a worker: claim blocks, work on batches of their rows, journal each batch, give the blocks back.
 
-Any number of workers may run it on the same or on overlapping blocks, on any hosts, and be killed or frozen at any
-time: every row gets a result, none is worked on twice, apart from the one batch that a killed worker had in hands.
+Any number of workers may run it on the same blocks, on any hosts, and be killed or frozen at any time: every row gets
+a result, none is worked on twice, apart from the one batch that a killed worker had in hands. Workers whose blocks
+overlap without being the same (plans of a test set before and after utterances were added in its middle) lose
+nothing either, but may work on rows of such a block twice.
 It knows nothing of what the rows are.
 
 A claim is checked right before its results are journalled. Should a worker freeze in the microseconds between that

@@ -273,7 +273,8 @@ class Claims:
 
     def _current(self, name: str) -> tuple[int, dict[str, Any] | None]:
         """The highest epoch and what its file says: (0, None) for a name never claimed, {} for an unreadable file."""
-        for _ in range(100):
+        for turn in range(100):
+            time.sleep(min(0.01 * turn, 1.0))  # a listing of another host's folder can be a minute old
             epoch = max(self._epochs(name), default=0)
             if epoch == 0:
                 return 0, None

@@ -31,7 +31,9 @@ def lease_device(
 ) -> Iterator[int]:
     """The number, from 0, of a device that no other process holds a lease on; waits until one is free.
 
-    A scheduler that bound this job to devices has done the sharing already: then it is the first, without a lease.
+    A scheduler that bound this job to one device has done the sharing already: then it is that one, without a lease.
+    Of several devices of an allocation each process leases one, under the job's name: an allocation may count its
+    own from 0.
 
     Args:
         count: devices that this process sees.
@@ -42,11 +44,12 @@ def lease_device(
     """
     environment = os.environ if environment is None else environment
     visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    if visible and any(name in environment for name in _SCHEDULERS):
+    job = next((f"{name}={environment[name]} " for name in _SCHEDULERS if name in environment), "")
+    if job and len(visible) == 1:
         yield 0
         return
     # the names that all processes of the machine agree on, whatever part of the devices each of them sees
-    names = [visible[i] if i < len(visible) else str(i) for i in range(count)]
+    names = [job + (visible[i] if i < len(visible) else str(i)) for i in range(count)]
     with Claims(folder or lease_folder(), stale_after_s=stale_after_s) as claims:
         said = False
         while True:

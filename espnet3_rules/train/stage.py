@@ -9,9 +9,11 @@ from typing import Any
 
 from espnet3_rules.errors import EnvironmentProblem, OptionError
 from espnet3_rules.manifest import read_index
+from espnet3_rules.normalise import Normaliser
 from espnet3_rules.options import join
 from espnet3_rules.parallel.claims import Claims
 from espnet3_rules.records import canonical_json, content_key, disk_errors, read_json, write_json
+from espnet3_rules.tokens import VERSION as TOKENS_VERSION
 from espnet3_rules.train.console import say
 from espnet3_rules.train.options import TrainOptions
 from espnet3_rules.train.run_folder import RunFolder
@@ -31,6 +33,7 @@ def train_key(options: TrainOptions, train: Sequence[Path | str], valid: Sequenc
 def _made_of(options: TrainOptions, train: Sequence[Path | str], valid: Sequence[Path | str]) -> dict[str, Any]:
     return {
         "version": VERSION,
+        "tokens": {"version": TOKENS_VERSION, "normalise": Normaliser(options.tokens.normalise).versions},
         "options": options.to_dict(only_result=True),
         "train": [_data_key(path) for path in train],
         "valid": [_data_key(path) for path in valid],

@@ -1,21 +1,28 @@
 # What the rules share: the checked config and the names of files.
+import os
+import sys
+
 from espnet3_rules import config as rules_config
-from espnet3_rules import decode as decode_stage
+from espnet3_rules import gate as gate_stage
 from espnet3_rules import merge as merge_stage
 from espnet3_rules import prepare as prepare_stage
 from espnet3_rules import report as report_stage
-from espnet3_rules import score as score_stage
 from espnet3_rules import shards as plan_stage
-from espnet3_rules import train as train_stage
 from espnet3_rules.errors import RulesError
 from snakemake.exceptions import WorkflowError
 
 ENV = "../envs/espnet3-rules.yaml"
 
+# a user's own classes (`_target_`) may lie in the folder that snakemake runs in; last, so that they hide nothing
+sys.path.append(os.getcwd())
+
 try:
-    for path in workflow.configfiles:
-        rules_config.check_file(path)
-    CFG = rules_config.resolve(config, workflow.config_settings.config)
+    if AS_MODULE:
+        CFG = rules_config.resolve(config)
+    else:
+        for path in workflow.configfiles:
+            rules_config.check_file(path)
+        CFG = rules_config.resolve(config, workflow.config_settings.config)
 except RulesError as error:
     raise WorkflowError(str(error)) from None
 
@@ -31,6 +38,11 @@ wildcard_constraints:
     split=r"[^/]+",
     system=r"[^/]+",
     decoder=r"[^/]+",
+
+
+def existing(path: str) -> list[str]:
+    """The file where it is there: an input that only comes with a reason to run again."""
+    return [path] if os.path.exists(path) else []
 
 
 def manifest(name: str) -> str:

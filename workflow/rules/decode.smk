@@ -26,7 +26,8 @@ rule decode_shard:
         plan=f"{EXPERIMENT}/plan/plan.json",
         shard=f"{EXPERIMENT}/plan/{{number}}-of-{{shards}}.jsonl",
         model=lambda wildcards: trained_model(wildcards.system),
-        files=lambda wildcards: CFG.decoder_files(wildcards.decoder),
+        files=lambda wildcards: CFG.decoder_files(wildcards.decoder) + CFG.model_files(wildcards.system),
+        retry=lambda wildcards: existing(f"{EXPERIMENT}/{gate_stage.RETRY}".format(**wildcards)),
     output:
         f"{EXPERIMENT}/shards/{{number}}-of-{{shards}}.jsonl",
     log:
@@ -38,7 +39,7 @@ rule decode_shard:
         model=lambda wildcards, input: CFG.model(wildcards.system, input.model),
         given=lambda wildcards: CFG.json(CFG.systems[wildcards.system].model),
         options=lambda wildcards: CFG.json(CFG.decoding(wildcards.decoder)),
-        version=decode_stage.VERSION,
+        version=lambda wildcards: CFG.decoding_version(wildcards.system),
         # cannot change the text: a parameter that looks at `threads` reruns nothing
         quiet=lambda wildcards, threads: CFG.json(CFG.decoding_quiet(wildcards.decoder, threads)),
         plan_dir=lambda wildcards, input: Path(input.plan).parent,

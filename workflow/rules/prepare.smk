@@ -7,7 +7,7 @@ if CFG.root.watch_audio and not workflow.remote_exec:
 rule prepare_split:
     input:
         sources=lambda wildcards: CFG.sources(wildcards.corpus, wildcards.split),
-        changed=lambda wildcards: prepare_stage.change_mark(manifest(f"{wildcards.corpus}/{wildcards.split}")),
+        changed=lambda wildcards: existing(prepare_stage.change_mark(manifest(f"{wildcards.corpus}/{wildcards.split}"))),
     output:
         manifest=MANIFEST,
         index=INDEX,

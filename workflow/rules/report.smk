@@ -27,5 +27,6 @@ rule gate:
         ENV
     params:
         options=CFG.json(CFG.gate()),
+        version=gate_stage.VERSION,
     shell:
         "espnet3-rules gate --scores {input.scores:q} --out {output:q} --options {params.options:q} --log {log:q}"

@@ -12,7 +12,7 @@ rule score_hypotheses:
         ENV
     params:
         options=CFG.json(CFG.root.score.to_dict()),
-        version=score_stage.VERSION,
+        version=CFG.scoring_version(),
     shell:
         "espnet3-rules score --manifest {input.manifest:q} --hypotheses {input.hypotheses:q} --out {output.scores:q}"
         " --system {wildcards.system:q} --decoder {wildcards.decoder:q}"

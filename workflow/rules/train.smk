@@ -13,7 +13,7 @@ rule train_system:
     threads: workflow.cores or 1
     params:
         options=lambda wildcards: CFG.json(CFG.training(wildcards.system)),
-        version=train_stage.VERSION,
+        version=lambda wildcards: CFG.training_version(wildcards.system),
         # cannot change the model: a parameter that looks at `threads` reruns nothing
         quiet=lambda wildcards, threads: CFG.json(CFG.training_quiet(wildcards.system, threads)),
         model_dir=lambda wildcards, output: Path(output.config).parent,
