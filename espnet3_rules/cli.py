@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3_rules import __version__
-from espnet3_rules.errors import OptionError, RulesError
+from espnet3_rules.errors import EnvironmentProblem, OptionError, RulesError
 from espnet3_rules.options import Options, nearest, type_name
 
 #: command -> (module, function, what it does)
@@ -94,10 +94,12 @@ def _run(stage: str, arguments: list[str]) -> int:
     function = getattr(importlib.import_module(module), name)
     parameters = _parameters(function)
     parsed = vars(_stage_parser(stage, about, function, parameters).parse_args(arguments))
-    log = parsed.pop("log")
-    with _logged_to(log, stage) if log else contextlib.nullcontext():
+    log = _usable_log(parsed.pop("log"), stage)
+    with _logged_to(log) if log else contextlib.nullcontext():
         try:
             result = function(**_values(parameters, parsed))
+        except EnvironmentProblem:
+            raise  # the log may be on the disk that is full: said below, where the terminal is
         except RulesError as error:
             if log:  # the terminal gets it from the file
                 print(f"espnet3-rules {stage}: error: {error}", file=sys.stderr, flush=True)
@@ -245,24 +247,36 @@ def _scalar(text: str) -> Any:
         return text
 
 
+def _usable_log(path: Path | None, stage: str) -> Path | None:
+    """The log, or None where it cannot be written: what the stage itself has to say about the disk matters more."""
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {os.uname().nodename}: {stage}\n")
+    except OSError as error:
+        print(f"espnet3-rules {stage}: no log: {error}", file=sys.stderr, flush=True)
+        return None
+    return path
+
+
 @contextlib.contextmanager
-def _logged_to(path: Path, stage: str) -> Iterator[None]:
+def _logged_to(path: Path) -> Iterator[None]:
     """Sends all output, that of child processes too, to a file, and copies the file to where it went before.
 
     The file comes first: it has the last words of a process that crashes, and a terminal that has gone away
     (a closed login shell, a killed driver) stops nothing.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and os.path.samestat(path.stat(), os.fstat(2)):
+    if os.path.samestat(path.stat(), os.fstat(2)):
         # a rank that a launcher started with our own command line: its output goes there already
         yield
         return
     sys.stdout.flush()
     sys.stderr.flush()
     shown, kept_out, kept_err = os.dup(2), os.dup(1), os.dup(2)
-    start = path.stat().st_size if path.exists() else 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(descriptor, f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {os.uname().nodename}: {stage}\n".encode())
+    start = path.stat().st_size
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -272,8 +286,9 @@ def _logged_to(path: Path, stage: str) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a full disk
+            sys.stdout.flush()
+            sys.stderr.flush()
         ended.set()
         copier.join(5)
         os.dup2(kept_out, 1)

@@ -6,6 +6,8 @@ unknown token, and the unknown token decodes to U+FFFD, so that it shows (and co
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
 import itertools
 import re
@@ -18,7 +20,7 @@ from typing import Any
 from espnet3_rules.errors import DataError, OptionError
 from espnet3_rules.normalise import Normaliser
 from espnet3_rules.options import Options, opt
-from espnet3_rules.records import read_json, write_aside, write_json
+from espnet3_rules.records import read_json, write_json
 
 VERSION = 1
 BLANK, UNKNOWN = 0, 1
@@ -101,15 +103,13 @@ class Tokens:
         return sentencepiece.SentencePieceProcessor(model_proto=self.model)
 
     def save(self, folder: Path | str) -> None:
-        """Publishes ``tokens.json`` (and ``tokens.model`` for sentencepiece, first) in ``folder``."""
-        if self.model is not None:
-            with write_aside(Path(folder) / "tokens.model", "wb") as stream:
-                stream.write(self.model)
+        """Publishes ``tokens.json`` in ``folder``; sentencepiece's model is in it, in base 64."""
         record = {
             "version": VERSION,
             "options": self.options.to_dict(),
             "normalise": self.normaliser.versions,
             "pieces": [*_SPECIAL, *self.pieces[len(_SPECIAL) :]],
+            "model": base64.b64encode(self.model).decode() if self.model is not None else None,
         }
         write_json(Path(folder) / "tokens.json", record)
 
@@ -125,7 +125,8 @@ def load_tokens(folder: Path | str) -> Tokens:
     try:
         version, versions = record["version"], [list(pair) for pair in record["normalise"]]
         pieces, options = tuple(record["pieces"]), TokenOptions.from_dict(record["options"], str(path))
-    except (KeyError, TypeError) as error:
+        model = base64.b64decode(record["model"], validate=True) if options.kind != "char" else None
+    except (KeyError, TypeError, binascii.Error) as error:
         raise DataError(f"{path}: not a token file ({error!r})") from error
     if version != VERSION or versions != Normaliser(options.normalise).versions:
         raise DataError(
@@ -133,12 +134,6 @@ def load_tokens(folder: Path | str) -> Tokens:
             f"here are version {VERSION} and {Normaliser(options.normalise).versions}",
             hint="use the version that trained this model, or train it again",
         )
-    model = None
-    if options.kind != "char":
-        try:
-            model = path.with_name("tokens.model").read_bytes()
-        except FileNotFoundError as error:
-            raise DataError(f"{path.with_name('tokens.model')}: no such file, {path.name} needs it") from error
     return Tokens(options, ("", REPLACEMENT, *pieces[len(_SPECIAL) :]), model)
 
 

@@ -64,8 +64,6 @@ def publish_model(run: RunFolder, model_dir: Path) -> None:
         for name in sorted({*changed, CONFIG}, key=lambda name: name == CONFIG):
             with (run.model / name).open("rb") as source, write_aside(model_dir / name, "wb") as target:
                 shutil.copyfileobj(source, target)
-    for stray in {"tokens.model"} - set(names):
-        (model_dir / stray).unlink(missing_ok=True)
 
 
 def _same(path: Path, other: Path) -> bool:

@@ -94,7 +94,11 @@ def test_references_and_small_numbers():
 
 def test_a_system_lays_its_own_keys_over_the_top():
     config = resolve(
-        small(num_device=2, trainer={"accelerator": "cpu", "precision": "32"}, systems__ctc__trainer__precision="bf16-mixed")
+        small(
+            num_device=2,
+            trainer={"accelerator": "cpu", "precision": "32"},
+            systems__ctc__trainer__precision="bf16-mixed",
+        )
     )
     options = config.systems["ctc"].options
     assert options.num_device == 2
@@ -109,14 +113,15 @@ def test_a_command_line_gives_text_and_the_config_gets_numbers():
 def test_a_sweep_makes_one_of_each_with_stable_names():
     swept = small(decoders={"beam": {"method": "beam", "sweep": {"beam_size": [2, 4], "length_bonus": [0.0, 0.5]}}})
     names = [name for name in resolve(swept).decoders if name != "greedy"]
-    assert names == [
-        f"beam-beam_size={size}-length_bonus={bonus}" for size in (2, 4) for bonus in (0.0, 0.5)
-    ]
+    assert names == [f"beam-beam_size={size}-length_bonus={bonus}" for size in (2, 4) for bonus in (0.0, 0.5)]
     one = small(decoders={"beam": {"method": "beam", "sweep": {"beam_size": [4], "length_bonus": [0.5]}}})
     assert list(resolve(one).decoders) == ["greedy", "beam-beam_size=4-length_bonus=0.5"]
     rates = small(systems__ctc__sweep={"optimizer.lr": [0.1, 0.2]})
     made = resolve(rates).systems
-    assert {name: system.options.optimizer["lr"] for name, system in made.items()} == {"ctc-lr=0.1": 0.1, "ctc-lr=0.2": 0.2}
+    assert {name: system.options.optimizer["lr"] for name, system in made.items()} == {
+        "ctc-lr=0.1": 0.1,
+        "ctc-lr=0.2": 0.2,
+    }
 
 
 @pytest.mark.parametrize("sweep", [3, {"beam_size": 3}, {"beam_size": []}, {"beam_sise": [1]}])
@@ -171,7 +176,9 @@ def test_the_checked_config_can_be_shown_and_read_again(tmp_path):
     shown = json.loads(
         subprocess.run(
             [sys.executable, "-m", "espnet3_rules.cli", "config", "--config", path, "--override", "decode.shards=3"],
-            capture_output=True, text=True, check=True,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
     )
     assert shown["decode"]["shards"] == 3
