@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -16,9 +17,10 @@ class ToneReader:
     sampling_rate = 8000
     NAMES: ClassVar = {262: "do", 294: "re", 330: "mi", 349: "fa", 392: "so", 440: "la", 494: "si"}
 
-    def __init__(self, device: str = "cpu", pause_s: float = 0.0, shout: bool = False) -> None:
+    def __init__(self, device: str = "cpu", pause_s: float = 0.0, shout: str | None = None) -> None:
         self.pause_s = pause_s
-        self.shout = shout
+        # a file that says whether to: the smallest model that has a file
+        self.shout = shout is not None and Path(shout).read_text() == "yes"
 
     def recognise(self, waves, options):
         import numpy as np

@@ -30,7 +30,7 @@ rule words:
 """
     )
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "2"],
+        [sys.executable, "-m", "snakemake", "--cores", "2", "--config", "threshold=4"],
         cwd=project.folder, env=project.environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from tests.recognisers import write_tones
 from tests.workflow.conftest import kill_tree, wait_for
 
@@ -102,6 +104,40 @@ def test_the_gate_fails_last_and_explains(project):
     project.config["decode"]["max_failed"] = 2
     assert set(project.jobs()) <= {"gate", "all"}
     project.run()
+
+
+def test_failed_utterances_are_tried_again_by_the_same_command(project):
+    recording = project.folder / "audio/t3.wav"
+    good = recording.read_bytes()
+    recording.write_bytes(b"")
+    project.run(fails=True)
+    before = len(project.decoded())
+    assert project.run(fails=True).count("utt/3") >= 1
+    assert sorted(project.decoded())[:] == sorted([*project.decoded()]) and len(project.decoded()) == before + 1
+    recording.write_bytes(good)
+    project.run()
+    assert project.scores()["words"]["rate"] == 0
+    assert project.decoded().count("utt/3") == 3 and len(project.decoded()) == before + 2
+    assert "Nothing to be done" in project.run()
+
+
+def test_a_given_models_files_and_version_are_part_of_the_run(project):
+    (project.folder / "shout.txt").write_text("no")
+    project.config["systems"]["tones"]["model"]["shout"] = "shout.txt"
+    project.run()
+    assert project.jobs() == {}
+    time.sleep(0.05)
+    (project.folder / "shout.txt").write_text("yes")
+    assert project.jobs()["decode_shard"] == 2
+    project.run()
+    assert len(project.decoded()) == 20 and project.scores()["words"]["rate"] == 1
+
+
+@pytest.mark.parametrize("target", ["tests.recognisers.ToneReeder", "tests.recogniserz.ToneReader"])
+def test_a_model_that_does_not_exist_is_refused_with_its_key(project, target):
+    project.config["systems"]["tones"]["model"]["_target_"] = target
+    printed = project.run(fails=True)
+    assert "systems.tones.model._target_" in printed and target in printed
 
 
 def test_no_utterances_and_fewer_than_shards(project):
