@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import time
@@ -15,7 +16,7 @@ import torch
 from espnet3_rules.data.loading import Batch
 from espnet3_rules.data.module import SpeechData
 from espnet3_rules.errors import DataError, EnvironmentProblem, Interrupted, RulesError
-from espnet3_rules.records import canonical_json, content_key, read_jsonl
+from espnet3_rules.records import canonical_json, content_key, disk_errors, read_jsonl
 from espnet3_rules.train.console import say
 from espnet3_rules.train.failures import record_failure
 from espnet3_rules.train.module import CtcTraining
@@ -42,6 +43,7 @@ class StateKeeper(pl.Callback):
         self.stop = StopRequest()
         self.position = {"epoch": 0, "batches": 0, "total_batches": 0, "validation_due": False}
         self._saved_at, self._saved_batches, self._saved_step = 0.0, 0, 0
+        self._weights_at: int | None = None
         self._used, self._skipped = 0.0, 0.0
 
     # -- where it starts
@@ -172,7 +174,9 @@ class StateKeeper(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Saves the last state, marked as such."""
         self._trace.close()
-        if not any(self.run.weights.glob("*.json")):
+        # steps since the last validation count, but for the best of what was measured
+        newest = self._weights_at == self.position["total_batches"]
+        if not newest and (self.options.checkpoint.average != "best" or self._weights_at is None):
             self.save_weights(trainer, {})
         self.save(trainer, finished=True)
 
@@ -196,10 +200,12 @@ class StateKeeper(pl.Callback):
         _data(trainer).state = dict(self.position)
         name = f"{self.position['total_batches']:09d}{'-final' if finished else ''}"
         aside = self.run.states / f".{name}.tmp"
-        trainer.save_checkpoint(aside)
+        with disk_errors(self.run.states):
+            trainer.save_checkpoint(aside)
+            if trainer.is_global_zero:
+                record = {**self.position, "step": trainer.global_step, "finished": finished}
+                publish(aside, self.run.states / f"{name}.ckpt", record)
         if trainer.is_global_zero:
-            record = {**self.position, "step": trainer.global_step, "finished": finished}
-            publish(aside, self.run.states / f"{name}.ckpt", record)
             kept = sorted(self.run.states.glob("*.json"), reverse=True)
             for old in kept[self.options.checkpoint.keep :]:
                 discard(old.with_suffix(".ckpt"))
@@ -213,6 +219,7 @@ class StateKeeper(pl.Callback):
 
     def save_weights(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
         """Writes the network's weights, and drops those that the exported model will not be made of."""
+        self._weights_at = self.position["total_batches"]
         weights = trainer.strategy.lightning_module_state_dict()  # sharded ones are put together: all ranks call it
         if not trainer.is_global_zero:
             return
@@ -221,8 +228,11 @@ class StateKeeper(pl.Callback):
         name = f"{self.position['total_batches']:09d}"
         prefix = "network."
         kept = {k.removeprefix(prefix): v.detach().cpu() for k, v in weights.items() if k.startswith(prefix)}
-        torch.save(kept, folder / f".{name}.tmp")
-        publish(folder / f".{name}.tmp", folder / f"{name}.ckpt", {"step": trainer.global_step, "metrics": metrics})
+        content = io.BytesIO()
+        torch.save(kept, content)  # torch itself says of a full disk nothing that could be understood
+        with disk_errors(folder):
+            (folder / f".{name}.tmp").write_bytes(content.getbuffer())
+            publish(folder / f".{name}.tmp", folder / f"{name}.ckpt", {"step": trainer.global_step, "metrics": metrics})
         from espnet3_rules.train.export import chosen
 
         wanted = {saved.path for saved in chosen(self.run, self.options.checkpoint)}

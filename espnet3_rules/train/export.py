@@ -17,12 +17,13 @@ from espnet3_rules.train.run_folder import RunFolder, Saved
 def chosen(run: RunFolder, options: CheckpointOptions) -> list[Saved]:
     """The saved weights that the model is the average of, best or newest first."""
     saved = run.all_weights()
+    if options.average == "last":
+        return saved[: options.average_n]
     measured = [one for one in saved if one.record["metrics"]]
     if options.average == "none" or not measured:
         return saved[:1]
-    if options.average == "best":
-        # of two that are as good, the newer
-        measured.sort(key=lambda one: one.record["metrics"][f"valid/{options.metric}"])
+    # of two that are as good, the newer
+    measured.sort(key=lambda one: one.record["metrics"][f"valid/{options.metric}"])
     return measured[: options.average_n]
 
 

@@ -120,10 +120,12 @@ class CtcTraining(pl.LightningModule):
     def _count(self, hypothesis: list[int], reference: list[int]) -> None:
         from rapidfuzz.distance import Levenshtein
 
+        from espnet3_rules.alignment import count_errors
+
         said, meant = self.tokens.decode(hypothesis).split(), self.tokens.decode(reference).split()
         self.counts["token_errors"] += Levenshtein.distance(hypothesis, reference)
         self.counts["tokens"] += len(reference)
-        self.counts["word_errors"] += Levenshtein.distance(said, meant)
+        self.counts["word_errors"] += count_errors(meant, said).errors
         self.counts["words"] += len(meant)
 
     def on_validation_epoch_end(self) -> None:

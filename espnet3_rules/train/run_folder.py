@@ -52,7 +52,9 @@ class RunFolder:
         self.complete = self.path / "complete.json"
 
     def new_attempt(self) -> int:
-        """The number of a new attempt, from 1; its traces get it."""
+        """The number of a new attempt, from 1; its traces get it. What a kill left half written is removed."""
+        for stray in (*self.states.glob(".*.tmp"), *self.weights.glob(".*.tmp")):
+            discard(stray)
         return 1 + max((int(p.name.split("-")[0]) for p in self.trace.glob("*-*.jsonl")), default=0)
 
     def trace_file(self, attempt: int, rank: int) -> Path:

@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 from espnet3_rules.errors import DataError, OptionError, RulesError
 from espnet3_rules.manifest import write_manifest
 from espnet3_rules.models.recogniser import CtcRecogniser
+from espnet3_rules.records import read_json
 from espnet3_rules.train import train_key
+from espnet3_rules.train.run_folder import RunFolder
 from tests.train.tones import RATE, Work, cut, make_manifest, options_of, tone
 
 
@@ -247,3 +249,12 @@ def test_max_steps_ends_training(work):
     work.here(max_steps=5, max_epochs=None)
     assert [line["step"] for line in work.traces()[0]] == [1, 2, 3, 4, 5]
     assert [step for step, _ in work.curve("valid/loss")] == [4]
+
+
+def test_the_last_steps_are_in_the_model_though_no_validation_followed_them(work):
+    work.here(
+        max_steps=5,
+        trainer={"logger": False, "val_check_interval": 3},
+        checkpoint={"every_n_steps": 4, "average": "none"},
+    )
+    assert read_json(RunFolder(work.run).complete)["steps"] == [5]
