@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3_rules import keys
 from espnet3_rules import shards as _shards
 from espnet3_rules.batches import BatchDecoder, batches
-from espnet3_rules.errors import DataError
+from espnet3_rules.errors import DataError, Interrupted
 from espnet3_rules.manifest import ItemHasher, ManifestReader
 from espnet3_rules.models.search import VERSION as SEARCH_VERSION
 from espnet3_rules.models.search import SearchOptions, load_lm
@@ -26,7 +26,7 @@ from espnet3_rules.options import Options, opt
 from espnet3_rules.parallel.blocks import JOURNALLED, WAITING, BlockWorker, Step
 from espnet3_rules.parallel.claims import Claims
 from espnet3_rules.parallel.journal import Journal
-from espnet3_rules.records import FAILED, Hypothesis, write_jsonl
+from espnet3_rules.records import FAILED, Hypothesis, read_json, write_json, write_jsonl
 from espnet3_rules.shards import Block, Row
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def decode(
     Raises:
         DataError: no such shard or model; recordings that were replaced since the plan (the rest is decoded).
         EnvironmentProblem: full disk; nothing fits into memory.
+        Interrupted: another run of the same shard, with other options, has started since.
     """
     blocks = _shards.read_shard(plan, shard, shards)
     rows = [row for block in blocks for row in block.rows]
@@ -106,6 +107,9 @@ def decode(
     results.refresh()
     pending = {row for row in rows if not results.is_ok(row.utt_id, row.item)}
     name = f"decode {shard} of {shards}"
+    # whoever started last says which run the shard's file is of
+    latest = Path(journal) / "latest" / f"{Path(out).name}.json"
+    write_json(latest, {"run": run})
     _say(f"{name}: {len(rows) - len(pending)} of {len(rows)} utterances are decoded already (run {run})")
     if pending:
         results.describe(described)
@@ -113,6 +117,11 @@ def decode(
         _decode_pending(_Shard(name, manifest, plan, blocks, pending), model, results, options, unchanged)
     for problem in results.problems:
         _say(f"{name}: warning: {problem}; it was decoded again if it was needed")
+    if read_json(latest)["run"] != run:
+        raise Interrupted(
+            f"{out}: not published, since another run of this shard, with other options or another model, has started",
+            hint="what was decoded is kept for when these options are wanted again",
+        )
     write_jsonl(out, _published(rows, results, run))
 
 

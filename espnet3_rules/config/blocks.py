@@ -50,6 +50,17 @@ class RootOptions(Options):
     decode: dict[str, Any] = opt({}, "How decoding is run, whatever the decoder; below.")
     score: ScoreOptions = opt(ScoreOptions, "How errors are counted.")
 
+    def check(self) -> None:
+        """Folders can be created, and say the same to Snakemake as to the file system."""
+        for key in ("data_dir", "exp_dir"):
+            folder = getattr(self, key)
+            if not folder.strip() or folder.startswith("~") or set(folder) & set("{}") or not folder.isprintable():
+                raise OptionError(
+                    f"{key}: {folder!r} cannot be a folder here",
+                    hint="a path without braces and control characters, absolute or from where snakemake runs; "
+                    "${oc.env:HOME} stands for the home folder",
+                )
+
 
 @dataclass(frozen=True)
 class GivenSystem(Options):

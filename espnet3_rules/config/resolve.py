@@ -28,6 +28,9 @@ from espnet3_rules.records import canonical_json
 from espnet3_rules.train import TrainOptions
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]*\Z")
+_LONGEST_NAME = 150
+# what lies beside the systems' folders
+_TAKEN = ("results.md", "results.csv", "gate.json", "logs")
 # YAML 1.1, which Snakemake reads, takes 1e-3 for text
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z")
 # what a system takes from the top level, where it says nothing itself
@@ -99,7 +102,8 @@ class Config:
 
     def sources(self, corpus: str, split: str) -> list[str]:
         """The files that describe a split of a corpus (lists, transcripts); not the audio, which can be millions."""
-        return [str(path) for path in self.corpora[corpus].sources(split)]
+        # braces would be wildcards to Snakemake
+        return [str(p).replace("{", "{{").replace("}", "}}") for p in self.corpora[corpus].sources(split)]
 
     def corpus_options(self, corpus: str) -> dict[str, Any]:
         """What ``prepare`` is given for a corpus: its type, its options, the seed."""
@@ -267,6 +271,23 @@ def _check_whole(root: RootOptions, found: Mapping, systems: Mapping, decoders: 
         raise OptionError("decoders: none given, but there are test sets", hint="decoders: {greedy: {method: greedy}}")
     for index, name in enumerate(root.test_sets):
         _check_split(name, f"test_sets[{index}]", found)
+    for name, decoder in decoders.items():
+        if decoder.lm is not None and not Path(decoder.lm).is_file():
+            raise OptionError(f"decoders.{name}.lm: no such file: {decoder.lm!r}", hint="KenLM's ARPA or binary file")
+    for corpus, options in found.items():
+        for split in options.splits:
+            _check_not_ours(root, corpus, split, options.sources(split))
+
+
+def _check_not_ours(root: RootOptions, corpus: str, split: str, sources: Sequence[Path]) -> None:
+    """Refuses a corpus that is read from where its manifest goes: Snakemake removes a job's outputs before it runs."""
+    made = {Path(f"{root.data_dir}/{corpus}/{split}{ending}").resolve() for ending in (".jsonl.gz", ".index.jsonl")}
+    for source in sources:
+        if Path(source).resolve() in made:
+            raise OptionError(
+                f"corpora.{corpus}: {source} is the file that the manifest of {corpus}/{split} would replace",
+                hint="move it out of data_dir, or set data_dir to another folder",
+            )
 
 
 def _interpolate(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,7 +305,7 @@ def _interpolate(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _exponents(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {k: _exponents(v) for k, v in value.items()}
+        return {str(k): _exponents(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_exponents(v) for v in value]
     return float(value) if isinstance(value, str) and _EXPONENT.match(value) else value
@@ -307,10 +328,13 @@ def _from_text(value: Any) -> Any:
 
 
 def _check_name(name: str, path: str) -> None:
-    if not _NAME.match(name):
+    if name in _TAKEN:
+        raise OptionError(f"{path}: {name!r} cannot be a name: it is that of a file of ours", hint="choose another")
+    if not _NAME.match(name) or len(name) > _LONGEST_NAME:
         raise OptionError(
             f"{path}: {name!r} cannot be a name",
-            hint="names become folders: letters, digits, '_', '-', '.', '+' and '=', with a letter or digit first",
+            hint="names become folders: letters, digits, '_', '-', '.', '+' and '=', with a letter or digit first, "
+            f"{_LONGEST_NAME} at most",
         )
 
 
@@ -319,7 +343,12 @@ def _corpus(name: str, block: Any) -> Any:
     _check_name(name, path)
     if not isinstance(block, Mapping) or "type" not in block:
         raise OptionError(f"{path}.type: missing", hint=f"one of {', '.join(sorted(corpora.CORPORA))}")
-    return corpora.corpus_options(block["type"], {k: v for k, v in block.items() if k != "type"}, path)
+    if not isinstance(block["type"], str):
+        raise OptionError(f"{path}.type: expected text, found {block['type']!r}")
+    options = corpora.corpus_options(block["type"], {k: v for k, v in block.items() if k != "type"}, path)
+    for split in options.splits:  # type: ignore[attr-defined]
+        _check_name(split, f"{path}.splits")
+    return options
 
 
 def _check_split(name: str, path: str, found: Mapping[str, Any]) -> None:

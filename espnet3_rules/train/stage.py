@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from espnet3_rules.errors import EnvironmentProblem, OptionError
+from espnet3_rules.errors import EnvironmentProblem, Interrupted, OptionError
 from espnet3_rules.manifest import read_index
 from espnet3_rules.normalise import Normaliser
 from espnet3_rules.options import join
@@ -69,7 +69,9 @@ def train(
     _check_valid(valid, options)
     made_of = _made_of(options, train, valid)
     run = RunFolder(Path(run_dir) / content_key(made_of)[:16])
+    latest = Path(run_dir) / "latest.json"  # whoever started last says which run the published model is of
     with disk_errors(run.path):
+        write_json(latest, {"run": run.path.name, "model": str(Path(model_dir).absolute())})
         if not run.options.exists():
             _explain(run, made_of)
             write_json(run.options, made_of)
@@ -77,6 +79,12 @@ def train(
             _complete(run, [str(p) for p in train], [str(p) for p in valid], options)
         from espnet3_rules.train.export import publish_model
 
+        if read_json(latest)["run"] != run.path.name:
+            raise Interrupted(
+                f"{model_dir}: not published, since another training of this system, with other options or data, has "
+                "started",
+                hint=f"the model is kept in {run.model}, for when these options are wanted again",
+            )
         publish_model(run, Path(model_dir))
     say(f"model of step {', '.join(map(str, read_json(run.complete)['steps']))} published in {model_dir}")
 

@@ -77,6 +77,19 @@ def test_systems_decoders_and_test_sets_multiply():
         ({"trainer__acelerator": "cpu"}, "trainer.acelerator: unknown key\nHINT: did you mean 'accelerator'?"),
         ({"trainer__use_distributed_sampler": True}, "trainer.use_distributed_sampler: True cannot be set"),
         ({"exp_dir": "${no.such}"}, "no.such"),
+        ({"exp_dir": ""}, "exp_dir: '' cannot be a folder here"),
+        ({"data_dir": "a{x}b"}, "data_dir: 'a{x}b' cannot be a folder here"),
+        ({"exp_dir": "~/e"}, "exp_dir: '~/e' cannot be a folder here"),
+        ({"decoders__beam__lm": "none.arpa"}, "decoders.beam.lm: no such file: 'none.arpa'"),
+        ({"decoders__beam__lm": "/tmp"}, "decoders.beam.lm: no such file: '/tmp'"),
+        ({"corpora__t": {"type": "tsv", "splits": {"..": "t.tsv"}}}, "corpora.t.splits: '..' cannot be a name"),
+        ({"corpora__t": {"type": "tsv", "splits": {"a/b": "t.tsv"}}}, "corpora.t.splits: 'a/b' cannot be a name"),
+        ({"corpora__t": {"type": ["tsv"]}}, "corpora.t.type: expected text, found ['tsv']"),
+        ({"systems": {"results.md": {"model": {"_target_": "a.B"}}}}, "'results.md' cannot be a name"),
+        ({"systems": {"x" * 200: {"model": {"_target_": "a.B"}}}}, "cannot be a name"),
+        ({"systems__ctc": {1: 2}}, "systems.ctc.1: unknown key"),
+        ({"decoders__beam__sweep": {1: [2]}}, "decoders.beam-1=2.1: unknown key"),
+        ({"systems__ctc__train": []}, "systems.ctc.train: an empty list"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_path(keys, message):
@@ -183,3 +196,13 @@ def test_the_checked_config_can_be_shown_and_read_again(tmp_path):
     )
     assert shown["decode"]["shards"] == 3
     assert resolve(shown).to_dict() == shown
+
+
+def test_a_corpus_that_the_manifest_would_replace_is_refused(tmp_path):
+    mine = tmp_path / "data/mine/test.jsonl.gz"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"precious")
+    blocks = {"type": "lhotse", "splits": {"test": str(mine)}}
+    with pytest.raises(OptionError, match="would replace"):
+        resolve(small(data_dir=str(tmp_path / "data"), corpora={"mine": blocks}))
+    resolve(small(data_dir=str(tmp_path / "elsewhere"), corpora={"mine": blocks}))

@@ -102,7 +102,7 @@ def test_the_gate_fails_last_and_explains(project):
     failed = (project.experiment() / "failed.tsv").read_text()
     assert "utt/3" in failed and "utt/4" in failed and "utt/5" not in failed
     project.config["decode"]["max_failed"] = 2
-    assert set(project.jobs()) <= {"gate", "all"}
+    assert {"prepare_split", "plan_shards"}.isdisjoint(project.jobs())
     project.run()
 
 
@@ -149,6 +149,36 @@ def test_no_utterances_and_fewer_than_shards(project):
     project.write_table({})
     project.run()
     assert project.scores()["sentences"]["reference"] == 0
+
+
+def test_after_a_failed_job_the_same_command_does_not_call_the_old_results_done(project):
+    project.run()
+    project.config["systems"]["tones"]["model"]["shout"] = "no-such-file.txt"
+    for _ in range(2):
+        assert "no-such-file.txt" in project.run(fails=True)
+    del project.config["systems"]["tones"]["model"]["shout"]
+    project.run()
+    assert len(project.decoded()) == 10 and project.scores()["words"]["rate"] == 0
+
+
+def test_a_worker_of_an_old_config_does_not_replace_the_new_results(project):
+    (project.folder / "yes.txt").write_text("yes")
+    project.config["decode"] |= {"shards": 1, "batch_duration_s": 0.1}
+    project.config["systems"]["tones"]["model"]["pause_s"] = 1.0
+    driver = project.start()
+    wait_for(lambda: len(project.decoded()) >= 1, driver)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    project.config["systems"]["tones"]["model"] = {"_target_": "tests.recognisers.ToneReader", "shout": "yes.txt"}
+    project.run()
+    new = (project.experiment() / "hypotheses.jsonl").read_bytes()
+    shard = (project.experiment() / "shards/1-of-1.jsonl").read_bytes()
+    wait_for(
+        lambda: "not published" in (project.experiment() / "logs/decode-1-of-1.log").read_text(), driver, may_end=True
+    )
+    assert (project.experiment() / "shards/1-of-1.jsonl").read_bytes() == shard
+    assert "Nothing to be done" in project.run()
+    assert (project.experiment() / "hypotheses.jsonl").read_bytes() == new
 
 
 def test_killed_with_everything_it_goes_on_by_the_same_command(project):

@@ -40,6 +40,22 @@ wildcard_constraints:
     decoder=r"[^/]+",
 
 
+def files_of(experiment) -> list[str]:
+    """All files between the test set and its hypotheses.
+
+    Targets ask for each of them: Snakemake removes what a failed job should have made, and would not make it again
+    where later files are there from before.
+    """
+    folder = experiment.folder_in(EXP)
+    numbers = [f"{number}-of-{SHARDS}.jsonl" for number in range(1, SHARDS + 1)]
+    shards = [f"{folder}/{kind}/{number}" for kind in ("plan", "shards") for number in numbers]
+    return [
+        f"{folder}/plan/plan.json",
+        *shards,
+        *(f"{folder}/{name}" for name in ("hypotheses.jsonl", "failed.tsv", "text")),
+    ]
+
+
 def existing(path: str) -> list[str]:
     """The file where it is there: an input that only comes with a reason to run again."""
     return [path] if os.path.exists(path) else []
@@ -47,6 +63,10 @@ def existing(path: str) -> list[str]:
 
 def manifest(name: str) -> str:
     return f"{DATA}/{name}.jsonl.gz"
+
+
+def index(name: str) -> str:
+    return f"{DATA}/{name}.index.jsonl"
 
 
 def trained_model(system: str) -> list[str]:

@@ -1,7 +1,10 @@
 # Only the main process looks at the audio: a job on a cluster was started because of what it found.
-if CFG.root.watch_audio and not workflow.remote_exec:
-    for name in CFG.splits():
-        prepare_stage.mark_changed_audio(manifest(name))
+if CFG.root.watch_audio and workflow.is_main_process:
+    try:
+        for name in CFG.splits():
+            prepare_stage.mark_changed_audio(manifest(name))
+    except RulesError as error:
+        raise WorkflowError(str(error)) from None
 
 
 rule prepare_split:
