@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from espnet3_rules import corpora
-from espnet3_rules.errors import EnvironmentProblem, OptionError
-from espnet3_rules.manifest import changed_audio, stamp_of, write_manifest
+from espnet3_rules.errors import DataError, EnvironmentProblem, OptionError
+from espnet3_rules.manifest import Stamp, changed_audio, index_path, stamp_of, write_manifest
 from espnet3_rules.options import Options, nearest, opt
 from espnet3_rules.records import canonical_json, write_aside
 
@@ -59,7 +59,7 @@ def prepare(
 
     Raises:
         OptionError: an option or split that cannot be.
-        DataError: what is wrong with the corpus; all of it.
+        DataError: what is wrong with the corpus, all of it; or that it was changed meanwhile.
         EnvironmentProblem: a full disk, or a process that died.
     """
     seed = 0
@@ -79,8 +79,37 @@ def prepare(
     with process_map(options.workers) as parallel_map:
         # absolute, because the manifest is read from other folders and on other nodes
         work = corpora.Work(audio_dir=Path(audio_dir).absolute(), parallel_map=parallel_map, seed=seed)
-        count = write_manifest(out, module.cuts(chosen, split, work))
+        before = _stamps(chosen, split)
+        count = write_manifest(out, _while_unchanged(module.cuts(chosen, split, work), chosen, split, before))
+    try:
+        _check_unchanged(chosen, split, before)
+    except DataError:
+        for path in (Path(out), index_path(out)):
+            path.unlink(missing_ok=True)
+        raise
     print(f"{out}: {count} utterances")
+
+
+def _stamps(corpus: Any, split: str) -> dict[str, Stamp]:
+    return {str(path): stamp_of(str(path)) for path in corpus.sources(split)}
+
+
+def _check_unchanged(corpus: Any, split: str, before: dict[str, Stamp]) -> None:
+    """An error where a file of the corpus changed: the manifest, newer than the file, would never be made anew."""
+    after = _stamps(corpus, split)
+    changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    if changed:
+        more = f" and {len(changed) - 10} more" if len(changed) > 10 else ""
+        raise DataError(
+            f"changed while {split!r} was prepared from it: {', '.join(changed[:10])}{more}",
+            hint="give the same command again",
+        )
+
+
+def _while_unchanged(cuts: Iterator[A], corpus: Any, split: str, before: dict[str, Stamp]) -> Iterator[A]:
+    """The cuts, and an error in place of their end where a file of the corpus changed: nothing is published then."""
+    yield from cuts
+    _check_unchanged(corpus, split, before)
 
 
 def available_cores() -> int:

@@ -53,6 +53,9 @@ class Options(options.Options):
 
     splits: tuple[str, ...] = ("test",)
 
+    def sources(self, split):
+        return []
+
 
 def cuts(chosen, split, work):
     path = write_noise(work.audio_dir / "a.wav")
@@ -234,3 +237,25 @@ def test_threads_in_the_caller_do_not_matter():
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_corpus_that_is_edited_meanwhile_is_refused_and_the_next_run_takes_the_new_texts(tmp_path):
+    """A pipe overwrites the texts after they were read; the manifest, newer than they are, would stay for ever."""
+    folder, out = tmp_path / "kaldi", tmp_path / "data" / "test.jsonl.gz"
+    audio = write_noise(tmp_path / "a.wav", 0.5)
+    folder.mkdir()
+    (folder / "text").write_text("a old\n")
+    (folder / "wav.scp").write_text(f"a echo a new words > {folder}/text; cat {audio} |\n")
+
+    def prepared():
+        prepare(
+            corpus={"type": "kaldi", "splits": {"test": str(folder)}},
+            split="test", out=out, audio_dir=tmp_path / "audio", options=PrepareOptions(workers=1),
+        )  # fmt: skip
+
+    with pytest.raises(DataError, match=f"changed while 'test' was prepared from it: {folder}/text") as caught:
+        prepared()
+    assert "same command again" in caught.value.hint
+    assert not out.exists() and not index_path(out).exists()
+    prepared()
+    assert [entry.text for entry in read_index(out)] == ["new words"]
