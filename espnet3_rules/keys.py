@@ -157,10 +157,12 @@ def version_of(target: str) -> int | None:
             spec = importlib.util.find_spec(module)
         except (ImportError, ValueError):
             continue
+        except (Exception, SystemExit) as error:  # it imports the packages around the module
+            raise _not_imported(target, error) from error
         if spec is None:
             continue
         if spec.origin and spec.origin.endswith(".py"):
-            with contextlib.suppress(OSError, SyntaxError, UnicodeDecodeError):
+            with contextlib.suppress(OSError, SyntaxError, ValueError):
                 tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
                 version = _written_version(tree, parts[end])
                 if version is not None:
@@ -171,11 +173,18 @@ def version_of(target: str) -> int | None:
                 found = getattr(found, name)
                 if isinstance(getattr(found, "VERSION", None), int):
                     return int(found.VERSION)
-        except (ImportError, AttributeError) as error:
-            raise OptionError(f"_target_: {target} cannot be imported: {error}") from error
+        except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+            raise _not_imported(target, error) from error
         return None
     raise OptionError(
         f"_target_: {target}: no such module", hint="an import path such as mypackage.models.MyRecogniser, installed"
+    )
+
+
+def _not_imported(target: str, error: BaseException) -> OptionError:
+    said = error if isinstance(error, ImportError | AttributeError) else repr(error)
+    return OptionError(
+        f"_target_: {target} cannot be imported: {said}", hint="see that `python -c 'import ...'` of its module works"
     )
 
 

@@ -149,9 +149,10 @@ def _own(name: str, path: str) -> Step:
     try:
         module = importlib.import_module(module_name)
         function = getattr(module, function_name)
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+        said = error if isinstance(error, ImportError | AttributeError) else repr(error)
         raise OptionError(
-            f"{path}: cannot import {name!r}: {error}",
+            f"{path}: cannot import {name!r}: {said}",
             hint="give package.module.function of a package that is installed, or put its folder on PYTHONPATH",
         ) from error
     if not callable(function):

@@ -101,3 +101,21 @@ def test_no_model(key, tmp_path):
         key({"_target_": "tests.tiny_recogniser.Nothing"})
     with pytest.raises(OptionError, match="missing"):
         key({"model": 1})
+
+
+@pytest.mark.parametrize("target", ["raises_when_imported.A", "raises_when_imported.inner.A"])
+@pytest.mark.parametrize(("line", "said"), [("1 / 0", "ZeroDivisionError"), ("raise SystemExit(0)", "SystemExit")])
+def test_a_module_that_raises_anything_while_it_is_imported(tmp_path, monkeypatch, target, line, said):
+    package = tmp_path / "raises_when_imported"
+    package.mkdir()
+    (package / "__init__.py").write_text(line)
+    (package / "inner.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OptionError, match=rf"{target} cannot be imported: {said}") as caught:
+        version_of(target)
+    assert caught.value.hint
+
+
+def test_a_path_of_dots():
+    with pytest.raises(OptionError, match=r"_target_: \.\.: no such module"):
+        version_of("..")

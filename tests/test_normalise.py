@@ -1,4 +1,5 @@
 import pickle
+import re
 import sys
 import unicodedata
 
@@ -85,4 +86,13 @@ def test_own_function_by_dotted_path(own_module):
 )
 def test_own_function_that_is_none(own_module, name):
     with pytest.raises(OptionError, match=name):
+        Normaliser([name])
+
+
+@pytest.mark.parametrize("name", [".", ".f", "raises_at_import.f", "leaves_at_import.f"])
+def test_a_module_that_raises_anything_while_it_is_imported(tmp_path, monkeypatch, name):
+    (tmp_path / "raises_at_import.py").write_text("1 / 0")
+    (tmp_path / "leaves_at_import.py").write_text("import sys; sys.exit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OptionError, match=re.escape(f"cannot import {name!r}: ")):
         Normaliser([name])
