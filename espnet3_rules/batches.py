@@ -97,8 +97,11 @@ class BatchDecoder:
         return loaded
 
     def _call(self, waves: Sequence[np.ndarray]) -> list[list[tuple[str, float | None]]]:
-        found = self._recogniser.recognise(waves, self._search)
         name = type(self._recogniser).__name__
+        try:
+            found = self._recogniser.recognise(waves, self._search)
+        except SystemExit as error:  # it would end decoding as if all were done
+            raise RuntimeError(f"{name}.recognise called sys.exit({error.code!r})") from error
         if len(found) != len(waves):
             raise TypeError(f"{name}.recognise gave {len(found)} results for {len(waves)} waveforms")
         return [[(_tidy(text), _finite(score)) for text, score in nbest] for nbest in found]

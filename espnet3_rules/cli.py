@@ -97,7 +97,7 @@ def _run(stage: str, arguments: list[str]) -> int:
     log = _usable_log(parsed.pop("log"), stage)
     with _logged_to(log) if log else contextlib.nullcontext():
         try:
-            result = function(**_values(parameters, parsed))
+            result = _called(function, _values(parameters, parsed))
         except EnvironmentProblem:
             raise  # the log may be on the disk that is full: said below, where the terminal is
         except RulesError as error:
@@ -113,6 +113,20 @@ def _run(stage: str, arguments: list[str]) -> int:
             traceback.print_exc()
             return 1
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _called(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    """What the stage returns; an error where something in it ended the process as if all were done."""
+    try:
+        return function(**values)
+    except SystemExit as error:
+        code = error.code
+        if code is not None and not (isinstance(code, int) and code % 256 == 0):
+            raise
+        raise RulesError(
+            f"something called sys.exit({'' if code is None else code}) before this stage was done",
+            hint="a class or function of your own that is used here must raise an error instead",
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +216,7 @@ def _converter(kind: Any) -> Callable[[str], Any]:
 def _block(text: str) -> Any:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"not JSON: {text!r} ({error})") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, found {text!r}")

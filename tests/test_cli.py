@@ -120,3 +120,18 @@ def test_profile_install_leaves_another_profile_alone(tmp_path):
     done = run("profile", "install", "--target", target)
     assert done.returncode == 2 and "left as it is" in done.stderr and "--target" in done.stderr
     assert (target / "config.yaml").read_text() == "mine: true\n"
+
+
+@pytest.mark.parametrize(("code", "exits"), [(None, 1), (0, 1), (256, 1), (3, 3)])
+def test_no_stage_ends_well_because_something_in_it_left(tmp_path, monkeypatch, capsys, code, exits):
+    def leaves(*, scores: list[Path], out: Path):
+        raise SystemExit(code)
+
+    monkeypatch.setattr("espnet3_rules.report.report", leaves)
+    arguments = ["report", "--scores", "a.json", "--out", str(tmp_path / "results.md")]
+    try:
+        found = cli.main(arguments)
+    except SystemExit as error:
+        found = error.code
+    assert found == exits
+    assert ("called sys.exit" in capsys.readouterr().err) == (exits == 1)

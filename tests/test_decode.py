@@ -143,6 +143,13 @@ def test_an_error_of_one_utterance_and_an_error_of_all(data):
     assert not other.shard(1, 2).exists()
 
 
+def test_a_model_that_ends_the_process_is_an_error(data):
+    exp = data.exp()
+    with pytest.raises(RuntimeError, match=r"WaveText.recognise called sys.exit\(0\)"):
+        exp.run(1, {**TINY, "fault": "leaves"})
+    assert not exp.shard(1, 1).exists()
+
+
 def test_an_empty_test_set_and_one_utterance(tmp_path):
     empty = TestSet(tmp_path / "empty", 0).exp()
     assert empty.run(3) == {}
