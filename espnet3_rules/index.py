@@ -124,6 +124,8 @@ def entry_of(record: dict[str, Any], offset: int, line: int, stamps: Any, where:
     Raises:
         DataError: the id cannot be one, or it is no MonoCut with a recording.
     """
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: expected a cut as a JSON object, found {record!r:.80}", hint="prepare it again")
     problem = id_problem(record.get("id"))
     if problem:
         raise DataError(f"{where}: {problem}", hint="rename it in the corpus, for instance with '_' for a space")
@@ -134,6 +136,16 @@ def entry_of(record: dict[str, Any], offset: int, line: int, stamps: Any, where:
             f"{record.get('type') or 'no cut'} with {', '.join(sorted(record))}",
             hint="let 'espnet3-rules prepare' make the manifest; a corpus of type lhotse takes any lhotse manifest",
         )
+    try:
+        return _entry(record, offset, line, stamps)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{where} ({record['id']}): not a whole cut: {type(error).__name__} {error}", hint="prepare it again"
+        ) from error
+
+
+def _entry(record: dict[str, Any], offset: int, line: int, stamps: Any) -> Entry:
+    recording = record["recording"]
     audio = tuple(s["source"] for s in recording["sources"] if s["type"] == "file")
     key = [record["id"], record.get("start", 0.0), record["duration"], record["channel"], recording["sampling_rate"]]
     # the name, since other clips may have the same size and time; not the folder, so that a corpus can be moved

@@ -38,7 +38,7 @@ from espnet3_rules.index import (
     load_stamps,
     stamp_of,
 )
-from espnet3_rules.records import canonical_json, file_digest, read_jsonl, write_aside
+from espnet3_rules.records import canonical_json, file_digest, not_utf8, read_jsonl, write_aside
 
 if TYPE_CHECKING:
     from lhotse import MonoCut
@@ -115,19 +115,24 @@ def write_manifest(path: Path | str, cuts: Iterable[MonoCut | dict[str, Any]]) -
 def _write_members(cuts: Iterable[Any], manifest: _Hashing, index: _Hashing, path: Path) -> int:
     seen: dict[str, int] = {}
     stamps = functools.cache(stamp_of)
-    lines: list[str] = []
+    lines: list[bytes] = []
 
     def close_member() -> None:
         if lines:  # mtime=0: the same cuts give the same bytes
-            manifest.write(gzip.compress("".join(lines).encode(), compresslevel=6, mtime=0))
+            manifest.write(gzip.compress(b"".join(lines), compresslevel=6, mtime=0))
             lines.clear()
 
     for number, cut in enumerate(cuts, 1):
         record = cut if isinstance(cut, dict) else cut.to_dict()
         where = f"{path}, cut {number}"
         try:
-            text = canonical_json(record) + "\n"
-        except (TypeError, ValueError) as error:
+            text = (canonical_json(record) + "\n").encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where} ({record.get('id')!a}): {not_utf8(error)}",
+                hint="take it out of the corpus, or rename the file",
+            ) from error
+        except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"{where} ({record.get('id')}): cannot be written as JSON: {error}") from error
         if len(lines) == CUTS_PER_MEMBER:
             close_member()
@@ -187,9 +192,12 @@ def _index_of(path: Path) -> list[Entry]:
             where = f"{path}, line {number}"
             try:
                 record = json.loads(text)
-            except ValueError as error:
+                entry = entry_of(record, offset, line, stamps, where)
+                entry_line(entry).encode()
+            except UnicodeEncodeError as error:
+                raise DataError(f"{where}: {not_utf8(error)}", hint="take it out of the manifest") from error
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: not JSON: {text[:80]!r}", hint="prepare it again") from error
-            entry = entry_of(record, offset, line, stamps, where)
             if entry.id in entries:
                 raise DataError(f"{where}: the id {entry.id!r} stands there twice", hint="see 'espnet3-rules validate'")
             entries[entry.id] = entry

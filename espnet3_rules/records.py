@@ -69,6 +69,12 @@ class Hypothesis:
         return cls(**values)
 
 
+def not_utf8(error: UnicodeEncodeError) -> str:
+    """What is wrong with a text that cannot be written, with a little of what stands before."""
+    before = error.object[max(0, error.start - 20) : error.start]
+    return f"the character {error.object[error.start]!a} after {before!a} is no text that UTF-8 can hold"
+
+
 def canonical_json(value: Any) -> str:
     """``value`` as JSON that depends on nothing but the value: sorted keys, no spaces, UTF-8."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -87,7 +93,7 @@ def file_digest(path: Path) -> str:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns a full disk, or one that may not be written, into an error that names the file."""
+    """Turns a full disk, one that may not be written, or a path that cannot be made into an error that names it."""
     try:
         yield
     except OSError as error:
@@ -98,7 +104,25 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"{path}: {os.strerror(error.errno)}",
                 hint=f"{todo} and give the same command again: what is done is kept",
             ) from error
+        if error.errno in _NO_SUCH_PLACE and _is_of(error, path):
+            raise EnvironmentProblem(
+                f"{path}: this path cannot be created: {os.strerror(error.errno)}"
+                + (f" ({error.filename})" if error.filename else ""),
+                hint="choose another folder, or see whether a part of the path is a file, a broken link or too long",
+            ) from error
         raise
+
+
+#: What a path is answered with that cannot be made, whatever room and rights there are.
+_NO_SUCH_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.EISDIR)
+
+
+def _is_of(error: OSError, path: Path) -> bool:
+    """Whether an error is about ``path`` (its folders, or a file beside or in it), not about a file read meanwhile."""
+    if not isinstance(error.filename, str | os.PathLike):
+        return True
+    found = Path(error.filename)
+    return found in (path, *path.parents) or path in found.parents or found.parent == path.parent
 
 
 @contextlib.contextmanager
@@ -109,7 +133,8 @@ def write_aside(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
     entry are synced, so that the file survives a power cut as well as a kill. Opened as UTF-8 for text.
 
     Raises:
-        EnvironmentProblem: the disk is full or not writable.
+        EnvironmentProblem: the disk is full or not writable, or there can be no such path.
+        DataError: a text holds a lone surrogate, which UTF-8 cannot.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex[:12]}.tmp")
@@ -123,6 +148,8 @@ def write_aside(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
                 os.fsync(stream.fileno())
             aside.replace(path)
             sync_folder(path.parent)
+        except UnicodeEncodeError as error:
+            raise DataError(f"{path}: {not_utf8(error)}", hint="take it out of the text it comes from") from error
         finally:
             aside.unlink(missing_ok=True)
 
@@ -154,15 +181,21 @@ def read_json(path: Path | str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error})") from error
 
 
 def write_jsonl(path: Path | str, records: Iterable[dict[str, Any]]) -> None:
     """Publishes ``records`` as a file of JSON lines."""
     with write_aside(path) as stream:
-        for record in records:
-            stream.write(canonical_json(record) + "\n")
+        for number, record in enumerate(records, 1):
+            try:
+                stream.write(canonical_json(record) + "\n")
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"{path}, line {number} ({record.get('utt_id') or record.get('id')}): {not_utf8(error)}",
+                    hint="take it out of the text it comes from",
+                ) from error
 
 
 def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
@@ -188,7 +221,7 @@ def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
                 return
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(
                     f"{path}, line {number}: not a whole JSON object: {line[:80]!r}",
                     hint="delete the file and give the same command again: it is made anew from what is done",

@@ -20,7 +20,7 @@ from espnet3_rules.records import FAILED, Hypothesis, read_json, read_jsonl, wri
 
 VERSION = 1
 
-#: Alignments of the worst utterances are written out up to so many reference words x hypothesis words.
+#: Alignments of the worst utterances are written out up to so many cells of `align`'s table (4 bytes each).
 _ALIGNED_CELLS = 250_000
 
 
@@ -167,7 +167,7 @@ def _most_errors(scored: Iterable[ScoredUtterance], number: int) -> list[ScoredU
 
 def _worst(one: ScoredUtterance) -> dict[str, Any]:
     reference, hypothesis = one.reference.split(), one.hypothesis.split()
-    short = len(reference) * len(hypothesis) <= _ALIGNED_CELLS
+    short = (len(reference) + 1) * (len(hypothesis) + 1) <= _ALIGNED_CELLS
     return {
         "utt_id": one.utt_id,
         "reference": one.reference,

@@ -138,7 +138,7 @@ def _check_line(text: str) -> _Checked:
     """Everything about one line; runs in a worker process."""
     try:
         record = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return _Checked("", None, [("file", f"not JSON ({error}): {text[:60]!r}", False)])
     if not isinstance(record, dict):
         return _Checked("", None, [("file", f"not a JSON object: {text[:60]!r}", False)])

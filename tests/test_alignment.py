@@ -2,12 +2,16 @@ import random
 import re
 import shutil
 import subprocess
+import tracemalloc
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from espnet3_rules import alignment, score
 from espnet3_rules.alignment import ErrorCounts, align, count_errors
+from espnet3_rules.score import ScoredUtterance
 
 needs_sclite = pytest.mark.skipif(not shutil.which("sctk"), reason="needs NIST's sclite (Debian: apt install sctk)")
 words = st.lists(st.sampled_from("abcd"), max_size=12)
@@ -153,3 +157,40 @@ def test_counts_are_those_of_sclite(tmp_path, flags):
     for pair, expected in zip(pairs, sclite(tmp_path, pairs, *flags), strict=True):
         c = count_errors(*("".join(side) for side in pair)) if flags else count_errors(*pair)
         assert (c.reference - c.substitutions - c.deletions, c.substitutions, c.deletions, c.insertions) == expected
+
+
+def peak_mb(function, *arguments):
+    tracemalloc.start()
+    try:
+        function(*arguments)
+        return tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+
+
+@given(words, words)
+def test_errors_carried_forward_are_those_of_the_alignment(reference, hypothesis):
+    wrong = sum(a != b for a, b in align(reference, hypothesis))
+    assert alignment._errors_walked_back(reference, hypothesis) == wrong
+
+
+@given(words, words)
+def test_above_the_limit_all_words_are_still_there(reference, hypothesis):
+    with mock.patch.object(alignment, "MAX_CELLS", 1):
+        pairs = align(reference, hypothesis)
+    check_pairs(reference, hypothesis, pairs)
+    assert sum(a != b for a, b in pairs) <= count_errors(reference, hypothesis).errors
+
+
+@pytest.mark.parametrize(("n", "m"), [(6000, 0), (0, 6000), (33_000, 5), (5, 33_000), (2500, 2400)])
+def test_memory_is_bounded_however_long_the_texts(n, m):
+    rng = random.Random(n)
+    reference, hypothesis = ([str(rng.randrange(300)) for _ in range(k)] for k in (n, m))
+    assert peak_mb(align, reference, hypothesis) < 20
+    assert peak_mb(count_errors, "".join(reference)[:2000], "".join(hypothesis)[:2000]) < 5
+    check_pairs(reference, hypothesis, align(reference, hypothesis))
+
+
+def test_a_long_text_against_none_is_not_written_out_among_the_worst():
+    one = ScoredUtterance("u", "a " * 300_000, "", ErrorCounts(), ErrorCounts(), failed=True)
+    assert score._worst(one)["alignment"] is None

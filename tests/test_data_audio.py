@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import soundfile
 from lhotse import MonoCut, Recording
+from lhotse.audio.utils import AudioLoadingError
 
 from espnet3_rules.data import load_audio
 from espnet3_rules.errors import DataError
@@ -69,4 +70,24 @@ def test_no_such_channel(stereo):
 def test_nan_is_refused(stereo):
     soundfile.write(stereo, np.full((16000, 2), np.nan), 8000, subtype="FLOAT")
     with pytest.raises(DataError, match="not a number"):
+        load_audio(cut_of(stereo), 8000)
+
+
+@pytest.mark.parametrize("rate", [1, 0x0FFFFFFF])
+def test_an_absurd_sampling_rate_is_refused_before_it_costs_memory(stereo, rate):
+    cut = cut_of(stereo)
+    cut.recording.sampling_rate = rate
+    with pytest.raises(DataError, match=f"utt7: a sampling rate of {rate} Hz"):
+        load_audio(cut, 8000)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), AudioLoadingError("Exception #0: <class '_ArrayMemoryError'>: Unable to allocate 9 GiB")]
+)
+def test_too_little_memory_for_one_utterance_is_its_own_failure(stereo, monkeypatch, error):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(Recording, "load_audio", full)
+    with pytest.raises(DataError, match="utt7: out of memory while its audio was read: 2 s at 8000 Hz"):
         load_audio(cut_of(stereo), 8000)

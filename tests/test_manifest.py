@@ -342,3 +342,23 @@ def test_importing_costs_no_heavy_library():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("[1]", "expected a cut as a JSON object"),
+        ("[" * 100_000, "not JSON"),
+        ('{"id": "a", "type": "MonoCut", "duration": 1, "recording": [1]}', "not a whole cut"),
+        ('{"id": "a", "type": "MonoCut", "duration": 1, "recording": {"id": "r"}}', "not a whole cut"),
+        (
+            '{"id": "a", "type": "MonoCut", "duration": 1, "channel": 0, "recording": {"sources": [], '
+            '"sampling_rate": 8000}, "supervisions": [{"text": "x\\ud800"}]}',
+            "ud800",
+        ),
+    ],
+)
+def test_a_line_that_is_no_cut_is_named(tmp_path, line, reason):
+    (tmp_path / "m.jsonl").write_text(line + "\n")
+    with pytest.raises(DataError, match=f"m.jsonl, line 1.*{reason}"):
+        read_index(tmp_path / "m.jsonl")

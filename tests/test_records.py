@@ -113,3 +113,35 @@ def test_one_import_costs_no_heavy_library():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_path_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    for name in ("file/a.json", "file/b/a.json", "folder", "gone/a.json", "x" * 300 + "/a.json"):
+        with pytest.raises(EnvironmentProblem, match="cannot be created") as caught:
+            write_json(tmp_path / name, {})
+        assert caught.value.hint
+
+
+def test_a_file_read_meanwhile_is_not_taken_for_the_one_written(tmp_path):
+    (tmp_path / "in").mkdir()
+    with pytest.raises(FileNotFoundError), write_aside(tmp_path / "out" / "a"):
+        (tmp_path / "in" / "b").open()
+
+
+def test_half_a_surrogate_pair_cannot_be_written(tmp_path):
+    with pytest.raises(DataError, match=r"a.jsonl, line 2 \(u2\): .*ud800"):
+        write_jsonl(tmp_path / "a.jsonl", [{"utt_id": "u1"}, {"utt_id": "u2", "text": "x\ud800"}])
+    with pytest.raises(DataError, match=r"a\.json: .*ud800"):
+        write_json(tmp_path / "a.json", ["x\ud800"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_json_nested_too_deeply(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}\n" + "[" * 100_000 + "\n")
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: not a whole"):
+        list(read_jsonl(tmp_path / "a.jsonl"))
+    with pytest.raises(DataError, match=r"a\.jsonl: not JSON"):
+        read_json(tmp_path / "a.jsonl")

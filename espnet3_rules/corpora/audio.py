@@ -34,6 +34,12 @@ OVERSHOOT_S = 0.5
 FEW = 200
 #: What `probe` says of a file that is not there.
 MISSING = "no such file"
+#: Sampling rates that audio can have, in Hz: resampling from any other would take gigabytes, or give nothing.
+RATES = (100, 1_000_000)
+#: The highest channel, from 0: libsndfile reads no more.
+MAX_CHANNEL = 1023
+#: The longest offset or duration, in seconds (30 years): number of samples and milliseconds stay exact.
+MAX_S = 1e9
 _UNKNOWN_LENGTH = 1 << 62
 
 
@@ -95,6 +101,8 @@ def probe(path: str) -> Header | str:
         return str(error)
     if frames <= 0:
         return "an audio file without samples"
+    if not RATES[0] <= found.samplerate <= RATES[1]:
+        return f"a sampling rate of {found.samplerate} Hz, expected {RATES[0]} to {RATES[1]} Hz"
     return Header(found.samplerate, frames, found.channels)
 
 
@@ -181,6 +189,7 @@ def _cut(utterance: Utterance, region: tuple[float, float] | str, header: Header
     from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
     channel = utterance.channel or 0
+    channels = [channel]  # of unreadable audio, only the one that the cut is of
     reason = region if isinstance(region, str) else None
     if isinstance(region, str) or not isinstance(header, Header):
         start_s, duration_s = utterance.start_s, utterance.duration_s or NOMINAL_S
@@ -188,9 +197,10 @@ def _cut(utterance: Utterance, region: tuple[float, float] | str, header: Header
         header = Header(NOMINAL_RATE, max(1, round((start_s + duration_s) * NOMINAL_RATE)), channel + 1)
     else:
         start_s, duration_s = region
+        channels = list(range(header.channels))
     recording = Recording(
         id=utterance.recording or utterance.id,
-        sources=[AudioSource(type="file", channels=list(range(header.channels)), source=utterance.audio)],
+        sources=[AudioSource(type="file", channels=channels, source=utterance.audio)],
         sampling_rate=header.sampling_rate,
         num_samples=header.frames,
         duration=header.frames / header.sampling_rate,

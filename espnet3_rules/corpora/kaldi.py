@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from espnet3_rules import options as option_module
 from espnet3_rules.corpora import Work
-from espnet3_rules.corpora.audio import Utterance, make_cuts
+from espnet3_rules.corpora.audio import MAX_CHANNEL, MAX_S, Utterance, make_cuts
 from espnet3_rules.corpora.commands import Stored, store_commands
 from espnet3_rules.corpora.reading import Problems, check_id, text_lines
 from espnet3_rules.errors import DataError
@@ -121,7 +121,7 @@ def _table(path: Path, problems: Problems, what: str, *, may_be_empty: bool = Fa
 def _segments(path: Path, audio: dict[str, tuple[str, str]], problems: Problems) -> dict[str, _Region]:
     regions: dict[str, _Region] = {}
     seen: dict[str, str] = {}
-    fix = "write 'utterance recording start end' in seconds, with end after start (or -1: to the end)"
+    fix = "write 'utterance recording start end' in seconds, with end after start (or -1: to the end), then a channel if wanted"
     for number, line in text_lines(path):
         where = f"{path}, line {number}"
         fields = line.split()
@@ -129,7 +129,9 @@ def _segments(path: Path, audio: dict[str, tuple[str, str]], problems: Problems)
         try:
             name, start_s, end_s = fields[1], float(fields[2]), float(fields[3])
             channel = int(fields[4]) if len(fields) > 4 else None
-            if len(fields) > 5 or not (0 <= start_s < end_s < float("inf") or (start_s >= 0 and end_s == -1)):
+            if len(fields) > 5 or not (0 <= start_s < end_s <= MAX_S or (0 <= start_s <= MAX_S and end_s == -1)):
+                raise ValueError
+            if channel is not None and not -1 <= channel <= MAX_CHANNEL:
                 raise ValueError
         except (IndexError, ValueError):
             problems.add(f"{where}: no region of a recording: {line[:80]!r}", fix)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3_rules import options as option_module
 from espnet3_rules.corpora import Work
-from espnet3_rules.corpora.audio import Header, probe_all, region_of, report_unreadable
+from espnet3_rules.corpora.audio import MAX_S, Header, probe_all, region_of, report_unreadable
 from espnet3_rules.corpora.commands import Stored, store_commands
 from espnet3_rules.corpora.reading import Problems, check_id, existing_file, json_lines
 from espnet3_rules.errors import DataError
@@ -72,7 +72,14 @@ def cuts(options: Options, split: str, work: Work) -> Iterator[MonoCut]:
     records = []
     for record, where in found:
         check_id(record.get("id", ""), where, seen, problems)
-        mono = _mono(record, where, options.channel, problems)
+        try:
+            mono = _mono(record, where, options.channel, problems)
+        except (KeyError, TypeError, AttributeError) as error:
+            problems.add(
+                f"{where} ({record.get('id')}): not a whole cut: {type(error).__name__} {error}",
+                "take a manifest that 'lhotse validate' accepts",
+            )
+            continue
         if mono:
             records.append(mono)
     problems.check()
@@ -135,6 +142,12 @@ def _mono(record: Record, where: str, channel: int | None, problems: Problems) -
         problems.add(
             f"{name}: a cut without {'a duration above 0' if recording else 'a recording'}",
             "take cuts that have audio, not features alone; 'lhotse cut validate' tells more",
+        )
+        return None
+    start_s = record.get("start", 0.0)
+    if not isinstance(start_s, int | float) or not (0 <= start_s <= MAX_S and record["duration"] <= MAX_S):
+        problems.add(
+            f"{name}: {record['duration']!r:.40} s from {start_s!r:.40} s", "give start and duration in seconds"
         )
         return None
     unusable = sorted({s["type"] for s in recording["sources"]} - {"file", "command"})

@@ -7,7 +7,6 @@ Relative audio paths start from the manifest's folder, as in NeMo.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3_rules import options as option_module
 from espnet3_rules.corpora import Work
-from espnet3_rules.corpora.audio import Utterance, make_cuts
+from espnet3_rules.corpora.audio import MAX_CHANNEL, MAX_S, Utterance, make_cuts
 from espnet3_rules.corpora.reading import Problems, check_id, existing_file, json_lines
 from espnet3_rules.options import opt
 
@@ -72,8 +71,13 @@ def _utterance(
             f"{where} ({audio}): a duration of 0 s", "correct the duration, or leave it out for the whole file"
         )
     channel = record.get("channel", channel)
-    if channel is not None and (isinstance(channel, bool) or not isinstance(channel, int) or channel < 0):
-        problems.add(f"{where} ({audio}): 'channel' is {channel!r}", "give channels as whole numbers from 0")
+    if channel is not None and (
+        isinstance(channel, bool) or not isinstance(channel, int) or not 0 <= channel <= MAX_CHANNEL
+    ):
+        problems.add(
+            f"{where} ({audio}): 'channel' is {channel!r:.40}",
+            f"give channels as whole numbers from 0 to {MAX_CHANNEL}",
+        )
     if len(problems) > before or not isinstance(audio, str) or not isinstance(text, str):
         return None
     utt_id, speaker, language = record.get("id"), record.get("speaker"), record.get("lang")
@@ -95,8 +99,8 @@ def _number(record: dict[str, Any], key: str, where: str, problems: Problems) ->
     value = record.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        problems.add(f"{where} ({record.get('audio_filepath')}): {key!r} is {value!r}", f"give {key!r} in seconds")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_S:
+        problems.add(f"{where} ({record.get('audio_filepath')}): {key!r} is {value!r:.40}", f"give {key!r} in seconds")
         return None
     return float(value)
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from espnet3_rules.errors import DataError
 from espnet3_rules.manifest import id_problem
+from espnet3_rules.records import not_utf8
 
 #: As many problems as a reader of the message still reads.
 SHOWN = 20
@@ -110,7 +111,12 @@ def json_lines(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, 
     for number, text in text_lines(path):
         try:
             record = json.loads(text)
-        except ValueError as error:
+            if "\\ud" in text.lower():  # an escape is the only way to a lone surrogate
+                json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            problems.add(f"{path}, line {number}: {not_utf8(error)}", "write such characters as UTF-8, or as a pair")
+            continue
+        except (ValueError, RecursionError) as error:
             problems.add(f"{path}, line {number}: not JSON ({error}): {text[:60]!r}", "give one JSON object a line")
             continue
         if isinstance(record, dict):

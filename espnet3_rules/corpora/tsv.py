@@ -8,7 +8,6 @@ doubled); any other quote is a character like the rest, so that an unbalanced on
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from espnet3_rules import options as option_module
 from espnet3_rules.corpora import Work
-from espnet3_rules.corpora.audio import Utterance, make_cuts
+from espnet3_rules.corpora.audio import MAX_CHANNEL, MAX_S, Utterance, make_cuts
 from espnet3_rules.corpora.reading import Problems, check_id, existing_file, text_lines
 from espnet3_rules.errors import DataError, OptionError
 from espnet3_rules.options import opt, unknown_key
@@ -124,13 +123,19 @@ def _utterance(
         if row.get(name):
             try:
                 numbers[name] = value = float(row[name])
-                if not math.isfinite(value) or value < 0 or (name == "duration" and not value):
+                if not 0 <= value <= MAX_S or (name == "duration" and not value):
                     raise ValueError
             except ValueError:
-                problems.add(f"{where}: the {name} of {row['id']!r} is {row[name]!r}", f"give the {name} in seconds")
+                problems.add(
+                    f"{where}: the {name} of {row['id']!r} is {row[name]!r:.40}", f"give the {name} in seconds"
+                )
     if row.get("channel"):
-        if not row["channel"].isdecimal():
-            problems.add(f"{where}: the channel of {row['id']!r} is {row['channel']!r}", "count channels from 0")
+        # the length first: Python refuses to read a number of thousands of digits
+        if not row["channel"].isdecimal() or len(row["channel"]) > 9 or int(row["channel"]) > MAX_CHANNEL:
+            problems.add(
+                f"{where}: the channel of {row['id']!r} is {row['channel']!r:.40}",
+                f"count channels from 0, to {MAX_CHANNEL} at the most",
+            )
         else:
             channel = int(row["channel"])
     if len(problems) > before:

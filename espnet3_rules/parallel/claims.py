@@ -329,7 +329,7 @@ class Claims:
 def _parse(content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

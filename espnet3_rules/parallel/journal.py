@@ -72,7 +72,9 @@ class Journal:
         try:
             record = json.loads(line)
             key, ok = (record["utt_id"], record["item"]), record["status"] == OK
-        except (ValueError, KeyError, TypeError):
+            if not all(isinstance(part, str) for part in key):
+                raise TypeError
+        except (ValueError, KeyError, TypeError, RecursionError):
             self.problems.append(f"{path}, line {number}: damaged: {line[:60]!r}")
             return
         self.any_ok |= ok

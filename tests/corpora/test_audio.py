@@ -160,3 +160,17 @@ def test_headers_of_many_files_are_read_in_parallel_each_once(tmp_path):
 
     headers = probe_all(paths * 3, Work(tmp_path, parallel_map))
     assert asked == paths and set(headers.values()) == {Header(16000, 1600, 1)}
+
+
+def test_a_sampling_rate_that_no_audio_has(tmp_path):
+    path = write_noise(tmp_path / "a.wav")
+    good = path.read_bytes()
+    for rate in (1, 99, 1_000_001, 0x0FFFFFFF):
+        path.write_bytes(good[:24] + struct.pack("<I", rate) + good[28:])
+        assert probe(str(path)) == f"a sampling rate of {rate} Hz, expected 100 to 1000000 Hz"
+
+
+def test_an_absurd_channel_of_unreadable_audio_costs_nothing(tmp_path):
+    good = write_noise(tmp_path / "a.wav")
+    _, bad = made([utterance("a", good), utterance("b", good, channel=30_000_000)], tmp_path)
+    assert bad.custom["unreadable"].startswith("channel 30000000") and bad.recording.channel_ids == [30_000_000]

@@ -204,3 +204,13 @@ def test_sources_are_the_files_that_are_there(folder):
     write(folder, wav_scp=[], text=[], segments=[])
     options = kaldi.Options(splits={"test": str(folder)})
     assert options.sources("test") == [folder / "wav.scp", folder / "segments", folder / "text"]
+
+
+@pytest.mark.parametrize("region", ["0 1 30000000", "0 1 -5", "0 1e308", "1e308 -1"])
+def test_regions_that_no_audio_has(tmp_path, region):
+    (tmp_path / "wav.scp").write_text("r a.wav\n")
+    (tmp_path / "text").write_text("u x\n")
+    (tmp_path / "segments").write_text(f"u r {region}\n")
+    options = kaldi.Options(splits={"test": str(tmp_path)})
+    with pytest.raises(DataError, match="segments, line 1: no region"):
+        list(kaldi.cuts(options, "test", Work(tmp_path / "made")))

@@ -179,3 +179,18 @@ def test_empty_missing_and_other_kinds_of_files(tmp_path):
     assert "lhotse copy" in raised.value.hint
     with pytest.raises(DataError, match="found nothing"):
         read(tmp_path / "none.jsonl", tmp_path)
+
+
+def test_cuts_that_are_not_whole_or_of_no_length_that_audio_has(tmp_path):
+    rec = recording(write_noise(tmp_path / "a.wav"), "r")
+    whole = cut("a", rec).to_dict()
+    records = [
+        {**whole, "recording": [1]},
+        {**whole, "id": "b", "start": 1e308},
+        {**whole, "id": "c", "duration": 10**400},
+        {**whole, "id": "d", "start": "now"},
+    ]
+    with pytest.raises(DataError) as raised:
+        read(write_lines(tmp_path / "test.jsonl", records), tmp_path)
+    for expected in ("line 1 (a): not a whole cut", "line 2 (b): 1.0 s from 1e+308 s", "line 3 (c):", "line 4 (d):"):
+        assert expected in str(raised.value)

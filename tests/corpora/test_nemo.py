@@ -110,3 +110,28 @@ def test_empty_and_missing_manifests(tmp_path):
     assert nemo.Options(splits={"test": str(path)}).sources("test") == [path]
     with pytest.raises(DataError, match="expected a NeMo manifest, found nothing"):
         read(tmp_path / "none.json", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("channel", 30_000_000), ("duration", 10**400), ("offset", 1e308), ("offset", float("nan"))]
+)
+def test_numbers_that_no_audio_has(tmp_path, key, value):
+    path = manifest(tmp_path, {"audio_filepath": "a.wav", "text": "x", key: value})
+    with pytest.raises(DataError, match=rf"line 1 \(a.wav\): '{key}' is"):
+        read(path, tmp_path)
+
+
+@pytest.mark.parametrize("field", ["audio_filepath", "text", "speaker"])
+def test_half_a_surrogate_pair_is_named_with_its_line(tmp_path, field):
+    good = {"audio_filepath": "a.wav", "text": "\N{GRINNING FACE}"}  # a whole pair
+    path = manifest(tmp_path, good, {**good, field: "x\ud83d"})
+    with pytest.raises(DataError, match=r"test.json, line 2: .*ud83d") as caught:
+        read(path, tmp_path)
+    assert "line 1" not in str(caught.value)
+
+
+def test_a_line_nested_too_deeply(tmp_path):
+    path = manifest(tmp_path, {"audio_filepath": "a.wav", "text": "x"})
+    path.write_text(path.read_text() + "[" * 100_000 + "\n")
+    with pytest.raises(DataError, match="line 2: not JSON"):
+        read(path, tmp_path)

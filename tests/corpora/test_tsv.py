@@ -143,3 +143,13 @@ def test_sources_are_what_a_change_of_means_preparing_again(tmp_path):
     path = table(tmp_path, "id\taudio\ttext")
     options = tsv.Options(splits={"test": str(path), "gone": str(tmp_path / "none.tsv")})
     assert options.sources("test") == [path] and options.sources("gone") == []
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("channel", "30000000"), ("channel", "1024"), ("channel", "9" * 5000), ("offset", "1e308"), ("duration", "1e10")],
+)
+def test_numbers_that_no_audio_has(tmp_path, column, value):
+    path = table(tmp_path, f"id\taudio\ttext\t{column}", f"u7\ta.wav\thello\t{value}")
+    with pytest.raises(DataError, match=f"test.tsv, line 2: the {column} of 'u7' is"):
+        read(path, tmp_path)

@@ -109,3 +109,13 @@ def test_described_once(tmp_path):
     journal.describe({"beam": 5})
     journal.describe({"beam": 6})
     assert json.loads((tmp_path / "j" / "key.json").read_text()) == {"beam": 5}
+
+
+def test_a_line_that_is_json_but_no_result_is_a_damaged_one(tmp_path):
+    deep = "[" * 100_000
+    odd = [json.dumps(line(["a"])), json.dumps(line("a", item={})), json.dumps(line(None)), deep]
+    (tmp_path / "f.jsonl").write_text("\n".join([*odd, json.dumps(line("c"))]) + "\n")
+    for wanted in (None, {"c": "x"}):
+        journal = Journal(tmp_path, wanted)
+        journal.refresh()
+        assert len(journal.problems) == 4 and journal.results().keys() == {("c", "x")}
