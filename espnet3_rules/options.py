@@ -256,4 +256,4 @@ def _check_limits(value: Any, field: dataclasses.Field[Any]) -> None:
         if above is not None and one <= above:
             raise OptionError(f"{field.name}: must be above {above:g}, found {one}")
         if maximum is not None and one > maximum:
-            raise OptionError(f"{field.name}: {one} is above {maximum:g}, the most that makes sense")
+            raise OptionError(f"{field.name}: {one} is above {maximum:.10g}, the most that makes sense")

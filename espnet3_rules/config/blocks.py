@@ -25,7 +25,12 @@ class ParallelOptions(Options):
 class RootOptions(Options):
     """The top level of the config file."""
 
-    seed: int = opt(0, "Where all randomness starts: corpora that are synthesised, training, tokens.", minimum=0)
+    seed: int = opt(
+        0,
+        "Where all randomness starts: corpora that are synthesised, training, tokens.",
+        minimum=0,
+        maximum=2**32 - 1,
+    )
     num_device: int = opt(1, "Devices (GPUs, or processes on a CPU) per node in training.", minimum=1)
     num_nodes: int = opt(1, "Nodes in training.", minimum=1)
     data_dir: str = opt("data", "Folder of the manifests and of audio that is made.")

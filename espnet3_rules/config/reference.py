@@ -98,7 +98,7 @@ def _value(field: dataclasses.Field[Any], kind: Any) -> str:
         return " or ".join(f"`{c}`" for c in found["choices"])
     limits = [
         text.format(found[key])
-        for key, text in (("minimum", "≥ {:g}"), ("above", "> {:g}"), ("maximum", "≤ {:g}"))
+        for key, text in (("minimum", "≥ {:.10g}"), ("above", "> {:.10g}"), ("maximum", "≤ {:.10g}"))
         if found.get(key) is not None
     ]
     return ", ".join([type_name(kind), *limits])

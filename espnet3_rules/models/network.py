@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from espnet3_rules.errors import OptionError
-from espnet3_rules.models.options import FeatureOptions, NetworkOptions
+from espnet3_rules.models.options import FeatureOptions, NetworkOptions, check_mel_bins
 
 BLANK = 0
 
@@ -60,10 +59,5 @@ class CtcNetwork(nn.Module):
 
 def build_network(options: NetworkOptions, vocab_size: int, features: FeatureOptions) -> CtcNetwork:
     """A network with fresh weights (from torch's global generator) over ``vocab_size`` tokens, the blank included."""
-    smallest = features.mel_bins // options.subsampling
-    if smallest < 1 or features.mel_bins % options.subsampling:
-        raise OptionError(
-            f"mel_bins: {features.mel_bins} is not a multiple of the subsampling, {options.subsampling}",
-            hint=f"take {max(1, smallest) * options.subsampling} or {(smallest + 1) * options.subsampling}",
-        )
+    check_mel_bins(features, options)
     return CtcNetwork(options, vocab_size, features.mel_bins)

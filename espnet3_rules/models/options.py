@@ -74,6 +74,16 @@ class NetworkOptions(Options):
             raise OptionError(f"kernel: {self.kernel} is even", hint=f"take {self.kernel + 1}")
 
 
+def check_mel_bins(features: FeatureOptions, network: NetworkOptions) -> None:
+    """Raises `OptionError` where halving the mel bins at each step of the subsampling leaves a rest."""
+    bins, factor = features.mel_bins, network.subsampling
+    if bins % factor:
+        fitting = [str(n) for n in (bins // factor * factor, (bins // factor + 1) * factor) if n]
+        raise OptionError(
+            f"mel_bins: {bins} is not a multiple of the subsampling, {factor}", hint=f"take {' or '.join(fitting)}"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class AugmentOptions(Options):
     """Which parts of a training utterance are hidden (SpecAugment, https://arxiv.org/abs/1904.08779)."""

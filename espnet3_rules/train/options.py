@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from espnet3_rules.errors import OptionError
-from espnet3_rules.models.options import AugmentOptions, FeatureOptions, NetworkOptions
+from espnet3_rules.models.options import AugmentOptions, FeatureOptions, NetworkOptions, check_mel_bins
 from espnet3_rules.options import Options, join, nearest, opt
 from espnet3_rules.tokens import TokenOptions
 from espnet3_rules.train.trainer_keys import check_trainer, result_keys
@@ -72,7 +73,9 @@ class CheckpointOptions(Options):
 class TrainOptions(Options):
     """All of training: tokens, features, network, data, optimisation, and where it runs."""
 
-    seed: int = opt(0, "where the weights, the order of the data and all noise start", minimum=0)
+    seed: int = opt(
+        0, "where the weights, the order of the data and all noise start", minimum=0, maximum=2**32 - 1
+    )  # fmt: skip
     num_device: int = opt(1, "devices (GPUs, or processes on a CPU) per node", minimum=1)
     num_nodes: int = opt(1, "machines, with `num_device` devices each", minimum=1)
     max_epochs: int | None = opt(50, "passes over the training data; null: only `max_steps` ends training", minimum=1)
@@ -111,11 +114,16 @@ class TrainOptions(Options):
     )
 
     def check(self) -> None:
-        """Training ends, and Lightning's keys are those that may be set, for the devices that there are."""
+        """Training ends, the network takes the features, and Lightning's keys are those that may be set."""
         if self.max_epochs is None and self.max_steps is None:
             raise OptionError("max_epochs: null, as max_steps is", hint="set one of them, or training never ends")
         check_trainer(self.trainer, self.num_device, self.num_nodes)
+        try:
+            check_mel_bins(self.features, self.network)
+        except OptionError as error:
+            raise OptionError(f"features.{error.message}", hint=error.hint) from None
         _check_target(self.optimizer, "optimizer")
+        _check_rate(self.optimizer)
         _check_scheduler(self.scheduler)
 
     def to_dict(self, *, only_result: bool = False) -> dict[str, Any]:
@@ -130,6 +138,20 @@ def _check_target(block: dict[str, Any], path: str) -> None:
     target = block.get("_target_", "")
     if not isinstance(target, str):
         raise OptionError(f"{join(path, '_target_')}: expected text, found {target!r}")
+
+
+def _check_rate(optimizer: dict[str, Any]) -> None:
+    """The learning rate, where there is one, is a positive number."""
+    if "lr" not in optimizer:
+        return
+    rate = optimizer["lr"]
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not (rate > 0 and math.isfinite(rate)):
+        raise OptionError(
+            f"optimizer.lr: expected a number above 0, found {rate!r}",
+            hint="write it with a point, such as 0.002 or 2.0e-3: YAML takes 2e-3 for a text"
+            if isinstance(rate, str)
+            else "0.002 is what it is if not given",
+        )
 
 
 def _check_scheduler(block: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from espnet3_rules.errors import OptionError
-from espnet3_rules.options import unknown_key
+from espnet3_rules.options import nearest, unknown_key
 
 #: Every argument of `lightning.Trainer`: whether it can change the trained model. A test holds it to the class.
 KEYS = {
@@ -98,6 +98,28 @@ QUIET_CALLBACKS = (
     "TQDMProgressBar",
 )
 
+#: The values that Lightning knows by name; a test holds each table to Lightning's own.
+PRECISIONS: tuple[str | int, ...] = (
+    "transformer-engine", "transformer-engine-float16", "16-true", "16-mixed", "bf16-true", "bf16-mixed", "32-true",
+    "64-true", 64, 32, 16, "64", "32", "16", "bf16",
+)  # fmt: skip
+ACCELERATORS = ("auto", "gpu", "cpu", "cuda", "mps", "tpu")
+STRATEGIES = (
+    "auto",
+    "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true",
+    "ddp_fork", "ddp_fork_find_unused_parameters_false", "ddp_fork_find_unused_parameters_true",
+    "ddp_notebook", "ddp_notebook_find_unused_parameters_false", "ddp_notebook_find_unused_parameters_true",
+    "ddp_spawn", "ddp_spawn_find_unused_parameters_false", "ddp_spawn_find_unused_parameters_true",
+    "deepspeed", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_2_offload", "deepspeed_stage_3",
+    "deepspeed_stage_3_offload", "deepspeed_stage_3_offload_nvme",
+    "fsdp", "fsdp_cpu_offload", "single_device", "single_tpu", "single_xla", "xla", "xla_debug",
+)  # fmt: skip
+_NAMED: dict[str, tuple[str | int, ...]] = {
+    "precision": PRECISIONS,
+    "accelerator": ACCELERATORS,
+    "strategy": STRATEGIES,
+}
+
 _NO_LENGTH = "the sampler makes batches by duration as it goes, so an epoch has no length to take a part of"
 
 
@@ -116,8 +138,24 @@ def check_trainer(trainer: Mapping[str, Any], num_device: int, num_nodes: int) -
                 f"trainer.{key}: {trainer[key]!r}, and {name} says {wanted}",
                 hint=f"set {name} at the top of the config and leave trainer.{key} out",
             )
+    _check_names(trainer)
     _check_limits(trainer)
     _check_blocks(trainer)
+
+
+def _check_names(trainer: Mapping[str, Any]) -> None:
+    """Values that go by a name are among those that Lightning knows; an accelerator or strategy may be a block."""
+    for key, known in _NAMED.items():
+        value = trainer.get(key)
+        if value is None or (key != "precision" and isinstance(value, Mapping)):
+            continue
+        if not isinstance(value, str | int) or isinstance(value, bool) or value not in known:
+            names = list(dict.fromkeys(map(str, known)))
+            near = nearest(str(value), names)
+            raise OptionError(
+                f"trainer.{key}: Lightning knows no {value!r}",
+                hint=(f"did you mean '{near}'? " if near else "") + f"it knows {', '.join(names)}",
+            )
 
 
 def _check_limits(trainer: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from espnet3_rules.errors import OptionError
 from espnet3_rules.train import TrainOptions
 from espnet3_rules.train.schedules import schedule
-from espnet3_rules.train.trainer_keys import KEYS, OWNED, result_keys
+from espnet3_rules.train.trainer_keys import ACCELERATORS, KEYS, OWNED, PRECISIONS, STRATEGIES, result_keys
 
 
 def test_the_table_has_every_key_of_lightning():
@@ -17,6 +17,19 @@ def test_the_table_has_every_key_of_lightning():
 
     assert KEYS.keys() == set(inspect.signature(Trainer).parameters)
     assert OWNED.keys() <= KEYS.keys()
+
+
+def test_the_tables_have_every_name_of_lightning():
+    from typing import get_args
+
+    from lightning.fabric.plugins.precision import precision
+    from lightning.pytorch.accelerators import AcceleratorRegistry
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    literals = (precision._PRECISION_INPUT_STR, precision._PRECISION_INPUT_INT, precision._PRECISION_INPUT_STR_ALIAS)
+    assert set(PRECISIONS) == {value for literal in literals for value in get_args(literal)}
+    assert set(ACCELERATORS) == {"auto", "gpu", *AcceleratorRegistry.available_accelerators()}
+    assert set(STRATEGIES) == {"auto", *StrategyRegistry.available_strategies()}
 
 
 def test_importing_the_options_is_cheap():
@@ -37,6 +50,18 @@ def test_importing_the_options_is_cheap():
         ({"trainer": {"val_check_interval": 0.5}}, "is a fraction", "a number of batches"),
         ({"trainer": {"val_check_interval": "00:01:00"}}, "goes by the clock", "a number of batches"),
         ({"trainer": {"callbacks": ["EarlyStopping"]}}, r"trainer.callbacks\[0\]", "_target_: lightning"),
+        ({"trainer": {"precision": "bf16-mixd"}}, "trainer.precision", "did you mean 'bf16-mixed'?"),
+        ({"trainer": {"precision": 17}}, "trainer.precision", "32-true"),
+        ({"trainer": {"precision": 32.0}}, "trainer.precision", "32-true"),
+        ({"trainer": {"accelerator": "cuda1"}}, "trainer.accelerator", "did you mean 'cuda'?"),
+        ({"trainer": {"strategy": "dpp"}}, "trainer.strategy", "did you mean 'ddp'?"),
+        ({"features": {"mel_bins": 42}}, "features.mel_bins: 42 is not a multiple", "take 40 or 44"),
+        ({"features": {"mel_bins": 6}, "network": {"subsampling": 8}}, "features.mel_bins", "take 8"),
+        ({"optimizer": {"lr": "2e-3"}}, "optimizer.lr", "2.0e-3"),
+        ({"optimizer": {"lr": 0}}, "optimizer.lr", None),
+        ({"optimizer": {"lr": None}}, "optimizer.lr", None),
+        ({"optimizer": {"lr": float("nan")}}, "optimizer.lr", None),
+        ({"seed": 2**32}, "seed", None),
         ({"scheduler": {"name": "warmup_cosin"}}, "scheduler.name", "did you mean 'warmup_cosine'?"),
         ({"scheduler": {"warmup": 3}}, "scheduler.warmup: unknown key", "did you mean 'warmup_steps'?"),
         ({"scheduler": {"warmup_steps": 0.5}}, "scheduler.warmup_steps", None),
@@ -62,6 +87,9 @@ def test_refused(values, message, hint):
         {"strategy": {"_target_": "lightning.pytorch.strategies.DDPStrategy", "static_graph": True}},
         {"val_check_interval": 100, "limit_val_batches": 3, "precision": "bf16-mixed", "logger": False},
         {"callbacks": {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "valid/loss"}},
+        {"strategy": "ddp_find_unused_parameters_true", "precision": 16, "accelerator": "gpu"},
+        {"strategy": "fsdp", "precision": "bf16"},
+        {"strategy": "deepspeed_stage_2", "accelerator": "auto", "precision": None},
     ],
 )
 def test_let_through(trainer):
