@@ -18,7 +18,8 @@ VERSION = 1
 _SHOWN = 10
 _AGAIN = "delete the shard files named here and give the same command again: they are made anew from the journal"
 _REPLAN = (
-    "give the same `snakemake` command again (by hand: `espnet3-rules plan`, then decode): what is decoded is kept"
+    "delete what is named here of the plan and give the same `snakemake` command again (by hand: `espnet3-rules plan`, "
+    "then decode): what is decoded is kept"
 )
 
 

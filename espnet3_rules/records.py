@@ -170,8 +170,15 @@ def write_json(path: Path | str, value: Any) -> None:
         stream.write("\n")
 
 
-def read_json(path: Path | str) -> Any:
-    """The value in a JSON file.
+def _made_by(stage: str | None) -> str | None:
+    return f"`espnet3-rules {stage}` makes it: run that first, or correct the path" if stage else None
+
+
+_AGAIN = "delete the file and give the same command again: it is made anew"
+
+
+def read_json(path: Path | str, *, made_by: str | None = None) -> Any:
+    """The value in a JSON file; ``made_by`` is the stage that publishes it, for messages.
 
     Raises:
         DataError: the file is missing, or is not JSON.
@@ -180,9 +187,9 @@ def read_json(path: Path | str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
+        raise DataError(f"{path}: no such file", hint=_made_by(made_by)) from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error})") from error
+        raise DataError(f"{path}: not JSON ({error})", hint=_AGAIN) from error
 
 
 def write_jsonl(path: Path | str, records: Iterable[dict[str, Any]]) -> None:
@@ -198,7 +205,7 @@ def write_jsonl(path: Path | str, records: Iterable[dict[str, Any]]) -> None:
                 ) from error
 
 
-def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: Path | str, *, made_by: str | None = None) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines (gzip by its ending), one at a time; never a whole file in memory.
 
     Raises:
@@ -208,7 +215,7 @@ def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
     try:
         stream: Any = gzip.GzipFile(path) if path.suffix == ".gz" else path.open("rb")
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
+        raise DataError(f"{path}: no such file", hint=_made_by(made_by)) from error
     with stream:
         number = 0
         while True:
@@ -216,7 +223,9 @@ def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
             try:
                 line = stream.readline()
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise DataError(f"{path}, line {number}: the gzip file is cut off or damaged ({error})") from error
+                raise DataError(
+                    f"{path}, line {number}: the gzip file is cut off or damaged ({error})", hint=_AGAIN
+                ) from error
             if not line:
                 return
             try:
@@ -224,8 +233,8 @@ def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
             except (ValueError, RecursionError) as error:
                 raise DataError(
                     f"{path}, line {number}: not a whole JSON object: {line[:80]!r}",
-                    hint="delete the file and give the same command again: it is made anew from what is done",
+                    hint=f"{_AGAIN} from what is done",
                 ) from error
             if not isinstance(record, dict):
-                raise DataError(f"{path}, line {number}: expected a JSON object, found {line[:80]!r}")
+                raise DataError(f"{path}, line {number}: expected a JSON object, found {line[:80]!r}", hint=_AGAIN)
             yield record

@@ -6,7 +6,7 @@ How an utterance's errors are counted, `espnet3_rules.alignment` says.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,17 +114,56 @@ def read_scores(path: Path | str) -> dict[str, Any]:
     Raises:
         DataError: the file is missing, or is none of this version's.
     """
-    result = read_json(path)
-    if not isinstance(result, dict) or result.get("version") != VERSION or "words" not in result:
-        raise DataError(f"{path}: not a scores file of version {VERSION}", hint="delete it and score again")
+    result = read_json(path, made_by="score")
+    again = "delete it and give the same command again: the scores are made anew"
+    if not isinstance(result, dict) or result.get("version") != VERSION:
+        raise DataError(f"{path}: not a scores file of version {VERSION}", hint=again)
+    for name, fits in _NEEDED.items():
+        value: Any = result
+        for key in name.split("."):
+            if not isinstance(value, dict) or key not in value:
+                raise DataError(f"{path}: a damaged scores file: no {name}", hint=again)
+            value = value[key]
+        if not fits(value):
+            raise DataError(f"{path}: a damaged scores file: {name} is {value!r:.80}", hint=again)
     return result
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_rate(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+#: What report and gate need of a scores file: each value, by its keys, and what it must be.
+_NEEDED: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("system", "decoder", "test_set", "failed.list"), _is_text),
+    **{
+        f"{unit}.{name}": _is_count
+        for unit in ("words", "characters")
+        for name in ("substitutions", "deletions", "insertions", "reference")
+    },
+    **dict.fromkeys(("sentences.reference", "sentences.errors", "failed.count"), _is_count),
+    **dict.fromkeys(("words.rate", "characters.rate", "coverage"), _is_rate),
+    "failed.first": _are_texts,
+}
 
 
 def _by_id(path: Path, references: dict[str, str], manifest: Path | str) -> dict[str, Hypothesis]:
     """The hypotheses by id; exactly one for each reference, or an error that names the ids."""
     found: dict[str, Hypothesis] = {}
     double, unknown = [], []
-    for number, record in enumerate(read_jsonl(path), 1):
+    for number, record in enumerate(read_jsonl(path, made_by="merge"), 1):
         one = Hypothesis.from_json(record, source=f"{path}, line {number}")
         if one.utt_id in found:
             double.append(one.utt_id)

@@ -28,6 +28,9 @@ BLOCKS = 1024
 LONGEST_BLOCK_S = 1024.0
 #: What an utterance costs at least, in seconds: one that cannot be read still has to be looked at.
 LEAST_COST_S = 0.1
+_AGAIN = (
+    "delete that file and give the same command again: the workflow makes it anew (by hand: `espnet3-rules plan` first)"
+)
 
 
 @dataclass(frozen=True)
@@ -170,11 +173,15 @@ def read_plan(folder: Path) -> dict:
     """What ``plan.json`` says.
 
     Raises:
-        DataError: missing, or of another version.
+        DataError: missing, damaged, or of another version.
     """
-    found = read_json(plan_path(folder))
+    path = plan_path(folder)
+    found = read_json(path, made_by="plan")
     if not isinstance(found, dict) or found.get("version") != VERSION:
-        raise DataError(f"{plan_path(folder)}: not a plan of version {VERSION}", hint="run `espnet3-rules plan` again")
+        raise DataError(f"{path}: not a plan of version {VERSION}", hint=_AGAIN)
+    shards = found.get("shards")
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise DataError(f"{path}: damaged: shards is {shards!r}", hint=_AGAIN)
     return found
 
 
@@ -197,5 +204,5 @@ def read_shard(folder: Path, shard: int, shards: int) -> list[Block]:
         try:
             blocks.append(Block(line["name"], tuple(Row(i, item, float(s)) for i, item, s in line["rows"])))
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}, line {number}: not a block", hint="run `espnet3-rules plan` again") from error
+            raise DataError(f"{path}, line {number}: not a block", hint=_AGAIN) from error
     return blocks

@@ -121,13 +121,16 @@ def load_tokens(folder: Path | str) -> Tokens:
         DataError: a file is missing or damaged, or a normalisation step has changed since.
     """
     path = Path(folder) / "tokens.json"
-    record = read_json(path)
+    record = read_json(path, made_by="train")
     try:
         version, versions = record["version"], [list(pair) for pair in record["normalise"]]
         pieces, options = tuple(record["pieces"]), TokenOptions.from_dict(record["options"], str(path))
         model = base64.b64decode(record["model"], validate=True) if options.kind != "char" else None
     except (KeyError, TypeError, binascii.Error) as error:
-        raise DataError(f"{path}: not a token file ({error!r})") from error
+        raise DataError(
+            f"{path}: not a token file ({error!r})",
+            hint="delete it and give the same command again: it is made anew",
+        ) from error
     if version != VERSION or versions != Normaliser(options.normalise).versions:
         raise DataError(
             f"{path}: made by version {version} with normalisation {versions}, "

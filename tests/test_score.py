@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from espnet3_rules.alignment import ErrorCounts
 from espnet3_rules.errors import DataError, IncompleteError, OptionError
 from espnet3_rules.manifest import write_manifest
-from espnet3_rules.records import FAILED, Hypothesis, read_json, write_jsonl
-from espnet3_rules.score import ScoreOptions, score, trn_id
+from espnet3_rules.records import FAILED, Hypothesis, read_json, write_json, write_jsonl
+from espnet3_rules.score import ScoreOptions, read_scores, score, trn_id
+from tests.test_report import scores_file
 
 needs_sclite = pytest.mark.skipif(not shutil.which("sctk"), reason="needs NIST's sclite (Debian: apt install sctk)")
 
@@ -223,3 +225,27 @@ def test_totals_are_those_of_sclite_on_the_written_files(tmp_path):
 def test_import_is_cheap():
     code = "import espnet3_rules.score, sys; print({'torch', 'numpy', 'pandas', 'lhotse'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["words", "words.rate", "characters.insertions", "sentences.reference", "failed.first", "coverage", "system"],
+)
+def test_damaged_scores_are_named(tmp_path, key):
+    """All that report and gate use is checked: each would end in a traceback there."""
+    path = scores_file(tmp_path / "scores.json", words=ErrorCounts(), failed=1)
+    read_scores(path)
+    record = read_json(path)
+    *outer, last = key.split(".")
+    inner = record
+    for name in outer:
+        inner = inner[name]
+    inner[last] = {}
+    write_json(path, record)
+    with pytest.raises(DataError, match=f"scores.json: a damaged scores file: (no )?{key}") as caught:
+        read_scores(path)
+    assert "delete it" in caught.value.hint
+    del inner[last]
+    write_json(path, record)
+    with pytest.raises(DataError, match=f"scores.json: a damaged scores file: no {key}"):
+        read_scores(path)

@@ -85,6 +85,27 @@ def test_the_files_of_a_plan(tmp_path):
     assert {block.name for block in read_shard(exp.folder / "plan", 1, 1)} == names
 
 
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"version":1}', '{"version":1,"shards":"two"}', '{"version":1,"shards":0}']
+)
+def test_a_damaged_plan_is_to_be_deleted(tmp_path, content):
+    with pytest.raises(DataError, match=r"plan\.json: no such file") as caught:
+        read_plan(tmp_path)
+    assert "espnet3-rules plan" in caught.value.hint
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(DataError, match=r"plan\.json: ") as caught:
+        read_plan(tmp_path)
+    assert caught.value.hint.startswith("delete ")
+
+
+@pytest.mark.parametrize("content", ["{", "3", '{"name":"a"}', '{"name":"a","rows":[[1]]}'])
+def test_a_damaged_shard_of_a_plan_is_to_be_deleted(tmp_path, content):
+    (tmp_path / "1-of-1.jsonl").write_text(content + "\n")
+    with pytest.raises(DataError, match=r"1-of-1\.jsonl, line 1: ") as caught:
+        read_shard(tmp_path, 1, 1)
+    assert caught.value.hint.startswith("delete ")
+
+
 def test_shards_that_are_not_there(tmp_path):
     exp = TestSet(tmp_path, 2).exp()
     exp.plan(2)

@@ -177,6 +177,11 @@ def build_recogniser(model: Path | str | Mapping[str, Any], device: str = "cpu")
             hint="it is imported and called with the block's other keys and `device`; "
             "see Recogniser in espnet3_rules/models/recogniser.py",
         ) from error
+    except SystemExit as error:  # it would end decoding as if all were done
+        raise OptionError(
+            f"_target_: {target} cannot be built: it called sys.exit({error.code!r})",
+            hint="let it raise an error that says what is wrong",
+        ) from error
     if not isinstance(recogniser, Recogniser):
         lacking = [name for name in ("VERSION", "sampling_rate", "recognise") if not hasattr(recogniser, name)]
         raise OptionError(
@@ -187,7 +192,7 @@ def build_recogniser(model: Path | str | Mapping[str, Any], device: str = "cpu")
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
-    config = read_json(model_dir / CONFIG)
+    config = read_json(model_dir / CONFIG, made_by="train")
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise DataError(
             f"{model_dir / CONFIG}: expected a model of format {FORMAT}, found {str(config)[:80]}",

@@ -25,6 +25,11 @@ class Refuses:
         raise DataError(reason, hint="buy one")
 
 
+class Leaves:
+    def __init__(self, device):
+        raise SystemExit(0)
+
+
 def network():
     torch.manual_seed(0)
     built = build_network(NETWORK, TOKENS.vocab_size, FEATURES)
@@ -109,13 +114,14 @@ def test_a_damaged_model_says_what_is_wrong(tmp_path, damage, message):
     with pytest.raises(DataError, match=message) as caught:
         CtcRecogniser.load(tmp_path)
     assert "\n" not in caught.value.message[:60]
+    assert caught.value.hint
 
 
 def test_a_model_that_is_only_given():
-    block = {"_target_": "tests.recognisers.ToneReader", "shout": True}
+    block = {"_target_": "tests.recognisers.ToneReader", "pause_s": 0.5}
     given_one = build_recogniser(block, "cpu")
-    assert isinstance(given_one, Recogniser) and given_one.shout
-    assert block == {"_target_": "tests.recognisers.ToneReader", "shout": True}
+    assert isinstance(given_one, Recogniser) and given_one.pause_s == 0.5
+    assert block == {"_target_": "tests.recognisers.ToneReader", "pause_s": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -124,6 +130,7 @@ def test_a_model_that_is_only_given():
         ({"shout": True}, "_target_: missing"),
         ({"_target_": "tests.recognisers.Nobody"}, r"_target_: tests\.recognisers\.Nobody cannot be built"),
         ({"_target_": "tests.recognisers.ToneReader", "shuot": True}, "unexpected keyword argument 'shuot'"),
+        ({"_target_": "tests.models.test_recogniser.Leaves"}, r"cannot be built: it called sys.exit\(0\)"),
         ({"_target_": "builtins.dict"}, "builtins.dict gives a dict without VERSION and sampling_rate and recognise"),
     ],
 )
