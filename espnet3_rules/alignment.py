@@ -168,13 +168,14 @@ def _unit_cost_pairs(
     from rapidfuzz.distance import Levenshtein
 
     pairs: list[tuple[str | None, str | None]] = []
-    for kind, i, i_end, j, j_end in Levenshtein.opcodes(a, b):
-        if kind == "delete":
-            pairs += [(word, None) for word in reference[i:i_end]]
-        elif kind == "insert":
-            pairs += [(None, word) for word in hypothesis[j:j_end]]
+    for part in Levenshtein.opcodes(a, b):
+        words, others = reference[part.src_start : part.src_end], hypothesis[part.dest_start : part.dest_end]
+        if part.tag == "delete":
+            pairs += [(word, None) for word in words]
+        elif part.tag == "insert":
+            pairs += [(None, word) for word in others]
         else:
-            pairs += zip(reference[i:i_end], hypothesis[j:j_end], strict=True)
+            pairs += zip(words, others, strict=True)
     return pairs
 
 

@@ -120,7 +120,7 @@ _NO_SUCH_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG,
 def _is_of(error: OSError, path: Path) -> bool:
     """Whether an error is about ``path`` (its folders, or a file beside or in it), not about a file read meanwhile."""
     if not isinstance(error.filename, str | os.PathLike):
-        return True
+        return False
     found = Path(error.filename)
     return found in (path, *path.parents) or path in found.parents or found.parent == path.parent
 
