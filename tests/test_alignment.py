@@ -6,7 +6,7 @@ import tracemalloc
 from unittest import mock
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from espnet3_rules import alignment, score
@@ -168,6 +168,7 @@ def peak_mb(function, *arguments):
         tracemalloc.stop()
 
 
+@settings(deadline=None)  # the first one imports numpy
 @given(words, words)
 def test_errors_carried_forward_are_those_of_the_alignment(reference, hypothesis):
     wrong = sum(a != b for a, b in align(reference, hypothesis))
