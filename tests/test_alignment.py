@@ -17,6 +17,11 @@ needs_sclite = pytest.mark.skipif(not shutil.which("sctk"), reason="needs NIST's
 words = st.lists(st.sampled_from("abcd"), max_size=12)
 
 
+def any_words(test):
+    """Without a deadline: a busy machine, or the first import of a library, is no error."""
+    return settings(deadline=None)(given(words, words)(test))
+
+
 def counts(reference: str, hypothesis: str) -> tuple[int, int, int, int]:
     c = count_errors(reference.split(), hypothesis.split())
     return c.substitutions, c.deletions, c.insertions, c.reference
@@ -63,7 +68,7 @@ def check_pairs(reference, hypothesis, pairs):
     assert (None, None) not in pairs
 
 
-@given(words, words)
+@any_words
 @example(list("aab"), list("b"))
 def test_counts_are_those_of_the_alignment(reference, hypothesis):
     pairs = align(reference, hypothesis)
@@ -83,14 +88,14 @@ def least_cost(reference, hypothesis):
     return row[-1]
 
 
-@given(words, words)
+@any_words
 def test_no_alignment_is_cheaper(reference, hypothesis):
     c = count_errors(reference, hypothesis)
     assert 4 * c.substitutions + 3 * c.deletions + 3 * c.insertions == least_cost(reference, hypothesis)
     assert c.deletions - c.insertions == len(reference) - len(hypothesis)
 
 
-@given(words, words)
+@any_words
 def test_words_are_only_compared(reference, hypothesis):
     """Another name for each word changes nothing, and a string of letters is a list of words."""
     names = {"a": "日本語", "b": "", "c": "a a", "d": "d"}
@@ -168,14 +173,13 @@ def peak_mb(function, *arguments):
         tracemalloc.stop()
 
 
-@settings(deadline=None)  # the first one imports numpy
-@given(words, words)
+@any_words
 def test_errors_carried_forward_are_those_of_the_alignment(reference, hypothesis):
     wrong = sum(a != b for a, b in align(reference, hypothesis))
     assert alignment._errors_walked_back(reference, hypothesis) == wrong
 
 
-@given(words, words)
+@any_words
 def test_above_the_limit_all_words_are_still_there(reference, hypothesis):
     with mock.patch.object(alignment, "MAX_CELLS", 1):
         pairs = align(reference, hypothesis)
