@@ -121,7 +121,10 @@ def _table(path: Path, problems: Problems, what: str, *, may_be_empty: bool = Fa
 def _segments(path: Path, audio: dict[str, tuple[str, str]], problems: Problems) -> dict[str, _Region]:
     regions: dict[str, _Region] = {}
     seen: dict[str, str] = {}
-    fix = "write 'utterance recording start end' in seconds, with end after start (or -1: to the end), then a channel if wanted"
+    fix = (
+        "write 'utterance recording start end' in seconds, with end after start (or -1: to the end), "
+        "then a channel if wanted"
+    )
     for number, line in text_lines(path):
         where = f"{path}, line {number}"
         fields = line.split()
