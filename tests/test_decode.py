@@ -318,3 +318,18 @@ def test_only_the_search_can_change_a_text():
         only_result=True
     )
     assert DecodeOptions().to_dict(only_result=True).keys() == {"search"}
+
+
+def test_a_worker_of_other_options_does_not_replace_newer_hypotheses(data):
+    exp = data.exp()
+    exp.plan(1)
+    orphan = FORK.Process(target=exp.decode, args=(1, 1, {**TINY, "sleep_s": 0.1}), kwargs={"max_batch": 1})
+    orphan.start()
+    while not exp.decoded():
+        time.sleep(0.01)
+    exp.decode(1, 1, search={"method": "beam", "beam_size": 3})
+    newer = exp.shard(1, 1).read_bytes()
+    assert b"beam 3" in newer
+    orphan.join(60)
+    assert orphan.exitcode == 1, "it says that it published nothing"
+    assert exp.shard(1, 1).read_bytes() == newer

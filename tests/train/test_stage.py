@@ -12,7 +12,7 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 
-from espnet3_rules.errors import DataError, OptionError, RulesError
+from espnet3_rules.errors import DataError, Interrupted, OptionError, RulesError
 from espnet3_rules.manifest import write_manifest
 from espnet3_rules.models.recogniser import CtcRecogniser
 from espnet3_rules.records import read_json
@@ -258,3 +258,13 @@ def test_the_last_steps_are_in_the_model_though_no_validation_followed_them(work
         checkpoint={"every_n_steps": 4, "average": "none"},
     )
     assert read_json(RunFolder(work.run).complete)["steps"] == [5]
+
+
+def test_a_training_of_other_options_does_not_replace_a_newer_model(work):
+    orphan = work.process(max_epochs=12)
+    work.wait_for_batches(orphan, 3)
+    work.here(max_epochs=1)
+    newer = work.weights()
+    assert orphan.wait() == Interrupted.exit_code
+    assert "not published" in orphan.log.read_text()
+    assert work.weights() == newer

@@ -161,26 +161,6 @@ def test_after_a_failed_job_the_same_command_does_not_call_the_old_results_done(
     assert len(project.decoded()) == 10 and project.scores()["words"]["rate"] == 0
 
 
-def test_a_worker_of_an_old_config_does_not_replace_the_new_results(project):
-    (project.folder / "yes.txt").write_text("yes")
-    project.config["decode"] |= {"shards": 1, "batch_duration_s": 0.1}
-    project.config["systems"]["tones"]["model"]["pause_s"] = 1.0
-    driver = project.start()
-    wait_for(lambda: len(project.decoded()) >= 1, driver)
-    os.kill(driver.pid, signal.SIGKILL)
-    driver.wait()
-    project.config["systems"]["tones"]["model"] = {"_target_": "tests.recognisers.ToneReader", "shout": "yes.txt"}
-    project.run()
-    new = (project.experiment() / "hypotheses.jsonl").read_bytes()
-    shard = (project.experiment() / "shards/1-of-1.jsonl").read_bytes()
-    wait_for(
-        lambda: "not published" in (project.experiment() / "logs/decode-1-of-1.log").read_text(), driver, may_end=True
-    )
-    assert (project.experiment() / "shards/1-of-1.jsonl").read_bytes() == shard
-    assert "Nothing to be done" in project.run()
-    assert (project.experiment() / "hypotheses.jsonl").read_bytes() == new
-
-
 def test_killed_with_everything_it_goes_on_by_the_same_command(project):
     project.config["systems"]["tones"]["model"]["pause_s"] = 0.3
     project.config["decode"] |= {"batch_duration_s": 0.1}
