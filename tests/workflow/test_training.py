@@ -29,6 +29,7 @@ def training(project):
         "network": {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "subsampling_channels": 8},
         "batch": {"duration_s": 4, "num_buckets": 2},
         "max_epochs": 4,
+        "threads": 1,
         "checkpoint": {"every_s": None, "every_n_steps": INTERVAL, "average_n": 2},
         "trainer": {"accelerator": "cpu", "logger": False},
     }
