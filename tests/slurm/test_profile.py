@@ -20,12 +20,16 @@ SMALL = (
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
+    was_up = False
+    if shutil.which("scontrol"):
+        was_up = "UP" in subprocess.run(["scontrol", "ping"], capture_output=True, text=True, check=False).stdout
     started = subprocess.run([ROOT / "tests/slurm/cluster.sh", "up"], capture_output=True, text=True, check=False)
     if started.returncode == 77 or shutil.which("sbatch") is None:
         pytest.skip(f"no SLURM: {started.stderr.strip()}")
     assert started.returncode == 0, started.stdout + started.stderr
     yield
-    subprocess.run([ROOT / "tests/slurm/cluster.sh", "down"], check=False)
+    if not was_up:
+        subprocess.run([ROOT / "tests/slurm/cluster.sh", "down"], check=False)
 
 
 def test_the_profile_gives_the_same_hypotheses_as_one_machine(project):  # noqa: F811
