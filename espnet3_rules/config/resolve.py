@@ -20,6 +20,7 @@ from espnet3_rules.config.blocks import GivenSystem, RootOptions, TrainedSystem
 from espnet3_rules.decode import DecodeOptions
 from espnet3_rules.errors import OptionError
 from espnet3_rules.gate import GateOptions
+from espnet3_rules.manifest import index_path
 from espnet3_rules.models import search
 from espnet3_rules.models.search import SearchOptions
 from espnet3_rules.normalise import Normaliser
@@ -281,7 +282,8 @@ def _check_whole(root: RootOptions, found: Mapping, systems: Mapping, decoders: 
 
 def _check_not_ours(root: RootOptions, corpus: str, split: str, sources: Sequence[Path]) -> None:
     """Refuses a corpus that is read from where its manifest goes: Snakemake removes a job's outputs before it runs."""
-    made = {Path(f"{root.data_dir}/{corpus}/{split}{ending}").resolve() for ending in (".jsonl.gz", ".index.jsonl")}
+    manifest = Path(root.data_dir, corpus, f"{split}.jsonl.gz")
+    made = {manifest.resolve(), index_path(manifest).resolve()}
     for source in sources:
         if Path(source).resolve() in made:
             raise OptionError(

@@ -31,6 +31,7 @@ MANIFEST = f"{DATA}/{{corpus}}/{{split}}.jsonl.gz"
 INDEX = f"{DATA}/{{corpus}}/{{split}}.index.jsonl"
 EXPERIMENT = f"{EXP}/{{system}}/decode/{{decoder}}/{{corpus}}/{{split}}"
 SHARDS = CFG.decode.shards
+SHARD_FILES = [f"{number}-of-{SHARDS}.jsonl" for number in range(1, SHARDS + 1)]
 
 
 wildcard_constraints:
@@ -47,8 +48,7 @@ def files_of(experiment) -> list[str]:
     where later files are there from before.
     """
     folder = experiment.folder_in(EXP)
-    numbers = [f"{number}-of-{SHARDS}.jsonl" for number in range(1, SHARDS + 1)]
-    shards = [f"{folder}/{kind}/{number}" for kind in ("plan", "shards") for number in numbers]
+    shards = [f"{folder}/{kind}/{name}" for kind in ("plan", "shards") for name in SHARD_FILES]
     return [
         f"{folder}/plan/plan.json",
         *shards,

@@ -4,7 +4,7 @@ rule plan_shards:
         index=INDEX,
     output:
         plan=f"{EXPERIMENT}/plan/plan.json",
-        shards=[f"{EXPERIMENT}/plan/{number}-of-{SHARDS}.jsonl" for number in range(1, SHARDS + 1)],
+        shards=[f"{EXPERIMENT}/plan/{name}" for name in SHARD_FILES],
     log:
         f"{EXPERIMENT}/logs/plan.log",
     conda:
@@ -56,7 +56,7 @@ rule merge_shards:
         manifest=MANIFEST,
         index=INDEX,
         plan=f"{EXPERIMENT}/plan/plan.json",
-        shards=[f"{EXPERIMENT}/shards/{number}-of-{SHARDS}.jsonl" for number in range(1, SHARDS + 1)],
+        shards=[f"{EXPERIMENT}/shards/{name}" for name in SHARD_FILES],
     output:
         hypotheses=f"{EXPERIMENT}/hypotheses.jsonl",
         failed=f"{EXPERIMENT}/failed.tsv",
